@@ -1,0 +1,75 @@
+"""Boxes: axis-aligned regions of an array's index space, and pieces, which pair two of them.
+
+Offsets and shapes are in elements, ends are exclusive. Pure arithmetic: no torch, no I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Index = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """The region that starts at `offset` and spans `shape` elements along each dimension."""
+
+    offset: Index
+    shape: Index
+
+    @staticmethod
+    def whole(shape: Index) -> Box:
+        """The box of an entire array."""
+        return Box((0,) * len(shape), shape)
+
+    @property
+    def stop(self) -> Index:
+        """Exclusive end along each dimension."""
+        return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a 0-d box."""
+        return math.prod(self.shape)
+
+    def intersect(self, other: Box) -> Box | None:
+        """The region that both boxes cover, or None where they do not meet or it is empty."""
+        offset = tuple(map(max, self.offset, other.offset))
+        stop = tuple(map(min, self.stop, other.stop))
+        shape = tuple(e - o for o, e in zip(offset, stop, strict=True))
+        return Box(offset, shape) if all(n > 0 for n in shape) else None
+
+    def contains(self, other: Box) -> bool:
+        """Whether every element of `other` lies in this box."""
+        return all(a <= b for a, b in zip(self.offset, other.offset, strict=True)) and all(
+            a >= b for a, b in zip(self.stop, other.stop, strict=True)
+        )
+
+    def relative_to(self, origin: Index) -> Box:
+        """The same region in coordinates whose zero is `origin`."""
+        return Box(tuple(o - p for o, p in zip(self.offset, origin, strict=True)), self.shape)
+
+    def shifted(self, by: Index) -> Box:
+        """The same shape, moved by `by` elements."""
+        return Box(tuple(o + p for o, p in zip(self.offset, by, strict=True)), self.shape)
+
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index expression for numpy and torch."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the global array and the box of the rank's local tensor with the same values."""
+
+    box: Box
+    local: Box
+
+    def part(self, region: Box) -> Piece | None:
+        """The part of this piece that lies in `region` of the global array, or None."""
+        common = self.box.intersect(region)
+        if common is None:
+            return None
+        local = common.relative_to(self.box.offset).shifted(self.local.offset)
+        return Piece(common, local)

@@ -1,0 +1,183 @@
+"""What ranks tell each other about their arrays, and the arrays of the whole job merged from it.
+
+A rank describes each of its arrays as an `ArraySpec`. Ranks with equal descriptions form a class;
+`merge` joins the descriptions of all classes into `GlobalArray`s and proves that every element of
+every array is held, by blocks that do not overlap. Arrays that are split alike share one `Layout`
+object, so that a planner can do its work once for each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ucpstore.errors import StateError
+from ucpstore.geometry.box import Box, Index
+from ucpstore.geometry.partition import Partition, Split, fragments
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One array as one rank describes it.
+
+    `path` is the array's path in the step, segments escaped, joined by `/`. `dtype` is its Zarr v3
+    registry name. `partition` is None for a plain tensor: held whole by every rank describing it.
+    """
+
+    path: str
+    shape: Index
+    dtype: str
+    dimension_names: tuple[str, ...]
+    partition: Partition | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One box of a global array and the ranks that hold it, in rising order."""
+
+    box: Box
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How one array is cut over the ranks: disjoint blocks that cover it. Compared by identity."""
+
+    shape: Index
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalArray:
+    """One array of the job, with the blocks that ranks hold of it."""
+
+    path: str
+    shape: Index
+    dtype: str
+    dimension_names: tuple[str, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class RankClass:
+    """Ranks, in rising order, whose descriptions are equal, and that description."""
+
+    ranks: tuple[int, ...]
+    specs: tuple[ArraySpec, ...]
+
+
+def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
+    """All arrays of the job, sorted by path.
+
+    Raises StateError, naming the path and ranks, where ranks disagree about shape or dtype, where
+    blocks overlap without being equal, or where elements are held by nobody.
+    """
+    held: dict[str, list[tuple[RankClass, ArraySpec]]] = {}
+    for member in classes:
+        for spec in member.specs:
+            held.setdefault(spec.path, []).append((member, spec))
+    layouts: dict[object, Layout] = {}
+    merged = []
+    for path in sorted(held):
+        holders = held[path]
+        first_class, first = holders[0]
+        for other_class, other in holders[1:]:
+            for name in ("shape", "dtype", "dimension_names"):
+                if getattr(first, name) != getattr(other, name):
+                    raise StateError(
+                        f"{path}: ranks disagree about its {name}: rank {first_class.ranks[0]} has "
+                        f"{getattr(first, name)}, rank {other_class.ranks[0]} has "
+                        f"{getattr(other, name)}; give every rank the same global tensor "
+                        "(DTensor.from_local needs shape= and stride= where parts are uneven)"
+                    )
+        partitions = frozenset(
+            spec.partition or Partition.whole(member.ranks) for member, spec in holders
+        )
+        key = (first.shape, partitions)
+        layout = layouts.get(key)
+        if layout is None:
+            layout = layouts[key] = _layout(path, first.shape, sorted(partitions, key=repr))
+        merged.append(
+            GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout)
+        )
+    return tuple(merged)
+
+
+def _layout(path: str, shape: Index, partitions: Sequence[Partition]) -> Layout:
+    holders: dict[Box, set[int]] = {}
+    for partition in partitions:
+        for rank, pieces in fragments(partition, shape).items():
+            for piece in pieces:
+                holders.setdefault(piece.box, set()).add(rank)
+    blocks = tuple(Block(box, tuple(sorted(holders[box]))) for box in sorted(holders))
+    _prove_coverage(path, shape, blocks)
+    return Layout(shape, blocks)
+
+
+def _prove_coverage(path: str, shape: Index, blocks: Sequence[Block]) -> None:
+    whole = Box.whole(shape)
+    open_blocks: list[Block] = []
+    for block in blocks:
+        if not whole.contains(block.box):
+            raise StateError(
+                f"{path}: ranks {block.ranks} hold {block.box}, outside of shape {shape}"
+            )
+        if not shape:
+            continue
+        start = block.box.offset[0]
+        open_blocks = [other for other in open_blocks if other.box.stop[0] > start]
+        for other in open_blocks:
+            common = block.box.intersect(other.box)
+            if common is not None:
+                raise StateError(
+                    f"{path}: ranks {other.ranks} and ranks {block.ranks} hold overlapping parts "
+                    f"that are not the same, {other.box} and {block.box}; every element must be "
+                    "held once, up to replicas of the same part"
+                )
+        open_blocks.append(block)
+    found = sum(block.box.size for block in blocks)
+    if found != whole.size:
+        raise StateError(
+            f"{path}: the ranks hold {found} of the {whole.size} elements of shape {shape}; "
+            "the missing parts must be held by a rank of the process group"
+        )
+
+
+def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
+    """A compact canonical form, equal for equal descriptions, to hash and to send."""
+    partitions: dict[Partition | None, int] = {}
+    rows = []
+    for spec in specs:
+        number = partitions.setdefault(spec.partition, len(partitions))
+        rows.append([spec.path, spec.shape, spec.dtype, spec.dimension_names, number])
+    table = [
+        None
+        if partition is None
+        else [
+            partition.axes,
+            partition.ranks,
+            [None if split is None else [split.dim, split.factor] for split in partition.splits],
+        ]
+        for partition in partitions
+    ]
+    return json.dumps([table, rows], separators=(",", ":")).encode()
+
+
+def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
+    """The inverse of `specs_to_bytes`."""
+    table, rows = json.loads(data)
+    partitions = [
+        None
+        if entry is None
+        else Partition(
+            tuple(entry[0]),
+            tuple(entry[1]),
+            tuple(None if split is None else Split(*split) for split in entry[2]),
+        )
+        for entry in table
+    ]
+    return tuple(
+        ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number])
+        for path, shape, dtype, names, number in rows
+    )
