@@ -11,13 +11,16 @@ from ucpstore.geometry.description import (
     specs_from_bytes,
     specs_to_bytes,
 )
+from ucpstore.geometry.grid import PLAIN_LIMIT_BYTES, Grid
 from ucpstore.geometry.partition import Partition, Split, fragments, local_shape
 
 __all__ = [
+    "PLAIN_LIMIT_BYTES",
     "ArraySpec",
     "Block",
     "Box",
     "GlobalArray",
+    "Grid",
     "Index",
     "Layout",
     "Partition",
