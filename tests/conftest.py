@@ -1,0 +1,33 @@
+"""Services that tests talk to. `from services.faults import FaultyStorage` works in every test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from services.seaweed import S3Service, Seaweed, external_service
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Service]:
+    """An S3 server: the one UCPSTORE_TEST_S3_ENDPOINT names, else a SeaweedFS for this session."""
+    service = external_service()
+    if service is not None:
+        yield service
+        return
+    server = Seaweed()
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3: S3Service) -> str:
+    """A new, empty bucket."""
+    return s3.create_bucket()
