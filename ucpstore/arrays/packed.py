@@ -1,0 +1,220 @@
+"""Objects without compression: chunks packed in row-major order, each with its checksum.
+
+    chunk 0 | crc32c | chunk 1 | crc32c | ... | index | crc32c of the index
+
+Every chunk is stored whole, little-endian, padded with the fill value where the array's edge cuts
+it; chunks wholly outside of the array are left out. The index is there where the grid is sharded:
+offset and length of each chunk of the object's full chunk grid as two little-endian uint64, both
+2^64 - 1 for a chunk left out. So every offset follows from the grid, and a read needs no index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from ucpstore import dtypes
+from ucpstore.arrays.raw import RawArray, raw_dtype
+from ucpstore.errors import CorruptError
+from ucpstore.format.documents import crc32c
+from ucpstore.geometry.box import Box, Index
+from ucpstore.geometry.grid import CHECKSUM_BYTES, INDEX_ENTRY_BYTES, Grid
+
+Bytes = npt.NDArray[np.uint8]
+
+_LEFT_OUT = 2**64 - 1
+
+
+def slot_bytes(grid: Grid, itemsize: int) -> int:
+    """Bytes that every chunk takes up in an object: the whole chunk and its checksum."""
+    return grid.chunk_bytes(itemsize) + CHECKSUM_BYTES
+
+
+def chunk_offset(grid: Grid, number: int, itemsize: int) -> int:
+    """Where in its object, in bytes, the chunk that is stored as `number`-th starts."""
+    return number * slot_bytes(grid, itemsize)
+
+
+def expected_index(grid: Grid, index: Index, itemsize: int) -> bytes:
+    """The bytes behind the last chunk of the object: index and checksum, b"" for a plain one."""
+    if not grid.sharded:
+        return b""
+    return _index(grid.stored_chunks(index), grid.chunks_per_object, slot_bytes(grid, itemsize))
+
+
+@lru_cache(maxsize=64)
+def _index(stored: Index, full: Index, slot: int) -> bytes:
+    table = np.full((*full, 2), _LEFT_OUT, dtype="<u8")
+    inside = table[tuple(slice(n) for n in stored)]
+    inside[..., 0] = np.arange(math.prod(stored), dtype="<u8").reshape(stored) * np.uint64(slot)
+    inside[..., 1] = slot
+    entries = table.tobytes()
+    return entries + crc32c(entries).to_bytes(CHECKSUM_BYTES, "little")
+
+
+class ObjectEncoder:
+    """Builds one object in a caller's buffer, from parts that come in any order.
+
+    The buffer may hold anything at first; it must have `grid.object_bytes(index, itemsize)` bytes
+    at least and stay untouched by others until the object is written. A chunk is padded and
+    checksummed with its last part, while it is still in the processor's cache. Not thread-safe.
+    """
+
+    __slots__ = ("_boxes", "_fill", "_grid", "_missing", "_object", "_stored", "_tail", "_views")
+
+    def __init__(self, buffer: Bytes, grid: Grid, index: Index, dtype: str) -> None:
+        itemsize = dtypes.itemsize(dtype)
+        size = grid.object_bytes(index, itemsize)
+        if buffer.size < size:
+            raise ValueError(f"the object needs {size} bytes, but the buffer has {buffer.size}")
+        raw = raw_dtype(itemsize)
+        slot, chunk_bytes = slot_bytes(grid, itemsize), grid.chunk_bytes(itemsize)
+        self._grid = grid
+        self._object = buffer[:size]
+        self._stored = grid.stored_chunks(index)
+        self._boxes = grid.chunks(index)
+        self._missing = [box.size for box in self._boxes]
+        self._views = [
+            buffer[start : start + chunk_bytes].view(raw).reshape(grid.chunk)
+            for start in range(0, len(self._boxes) * slot, slot)
+        ]
+        self._fill = np.frombuffer(dtypes.fill_bytes(dtype), dtype=raw)[0]
+        self._tail = expected_index(grid, index, itemsize)
+
+    def fill(self, box: Box, values: RawArray) -> None:
+        """Copy `values` to the region `box` of the global array, which must lie in the object.
+
+        `values` has the shape of `box`, any strides, and the item size of the dtype. Parts must not
+        overlap.
+        """
+        if values.shape != box.shape:
+            raise ValueError(f"{box} needs values of its shape, but they are {values.shape}")
+        if box.size == 0:
+            return
+        values = values.view(self._views[0].dtype)
+        left = box.size
+        for number in self._touched(box):
+            chunk = self._boxes[number]
+            common = chunk.intersect(box)
+            if common is None:
+                continue
+            target = self._views[number][common.relative_to(chunk.offset).slices()]
+            target[...] = values[common.relative_to(box.offset).slices()]
+            left -= common.size
+            self._missing[number] -= common.size
+            if self._missing[number] == 0:
+                self._seal(number)
+        if left:
+            raise ValueError(f"{box} is not within the object of {self._boxes[0]} and following")
+
+    def finish(self) -> memoryview:
+        """The bytes of the whole object, in the buffer.
+
+        Raises RuntimeError where parts are missing or came twice: an object is written whole.
+        """
+        for number, missing in enumerate(self._missing):
+            if missing:
+                box = self._boxes[number]
+                raise RuntimeError(
+                    f"chunk {number} at {box.offset} needs its {box.size} elements once each, but "
+                    f"{box.size - missing} were given; the plan of this save is wrong"
+                )
+        if self._tail:
+            self._object[-len(self._tail) :] = np.frombuffer(self._tail, dtype=np.uint8)
+        return memoryview(self._object)
+
+    def _touched(self, box: Box) -> list[int]:
+        """Numbers of the stored chunks that may share elements with `box`."""
+        origin = self._boxes[0].offset
+        spans = [
+            range(max(0, (start - base) // extent), min(count, -(-(stop - base) // extent)))
+            for start, stop, base, extent, count in zip(
+                box.offset, box.stop, origin, self._grid.chunk, self._stored, strict=True
+            )
+        ]
+        numbers = []
+        for position in itertools.product(*spans):
+            number = 0
+            for at, count in zip(position, self._stored, strict=True):
+                number = number * count + at
+            numbers.append(number)
+        return numbers
+
+    def _seal(self, number: int) -> None:
+        view = self._views[number]
+        for dim, (kept, extent) in enumerate(
+            zip(self._boxes[number].shape, self._grid.chunk, strict=True)
+        ):
+            if kept < extent:
+                view[(slice(None),) * dim + (slice(kept, None),)] = self._fill
+        start = number * (view.nbytes + CHECKSUM_BYTES)
+        end = start + view.nbytes
+        checksum = crc32c(self._object[start:end])
+        self._object[end : end + CHECKSUM_BYTES] = np.frombuffer(
+            checksum.to_bytes(CHECKSUM_BYTES, "little"), dtype=np.uint8
+        )
+
+
+def decode_chunk(
+    buffer: bytes | memoryview | Bytes, grid: Grid, dtype: str, key: str, number: int
+) -> RawArray:
+    """The chunk in `buffer`, its checksum behind it, verified: a raw view of shape `grid.chunk`.
+
+    Nothing is copied; elements beyond the array's edge are padding. Raises CorruptError, naming
+    the object's `key` and the chunk's stored `number`, where length or checksum are wrong.
+    """
+    itemsize = dtypes.itemsize(dtype)
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    expected = slot_bytes(grid, itemsize)
+    if data.size != expected:
+        raise CorruptError(
+            f"{key}: chunk {number} should have {expected} bytes, found {data.size}; {_ADVICE}"
+        )
+    values, stored = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
+    _check(values, stored, f"{key}: chunk {number}")
+    return values.view(raw_dtype(itemsize)).reshape(grid.chunk)
+
+
+def check_index(data: bytes, grid: Grid, index: Index, itemsize: int, key: str) -> None:
+    """Prove that the bytes behind the last chunk of an object are the ones its grid asks for.
+
+    Raises CorruptError, naming `key` and what is wrong. Other readers find chunks through them.
+    """
+    expected = expected_index(grid, index, itemsize)
+    if data == expected:
+        return
+    if len(data) != len(expected):
+        raise CorruptError(
+            f"{key}: {len(expected)} bytes should follow the last chunk, found {len(data)}; "
+            f"{_ADVICE}"
+        )
+    raw = np.frombuffer(data, dtype=np.uint8)
+    _check(raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:], f"{key}: index")
+    for slot, at in enumerate(range(0, len(data), INDEX_ENTRY_BYTES)):
+        entry, wanted = data[at : at + INDEX_ENTRY_BYTES], expected[at : at + INDEX_ENTRY_BYTES]
+        if entry != wanted:
+            raise CorruptError(
+                f"{key}: index entry {slot} should be {_entry(wanted)}, found {_entry(entry)}; "
+                f"{_ADVICE}"
+            )
+
+
+_ADVICE = "restore the object from a copy, or use another step"
+
+
+def _check(values: Bytes, stored: Bytes, what: str) -> None:
+    written, found = int.from_bytes(stored.tobytes(), "little"), crc32c(values)
+    if written != found:
+        raise CorruptError(
+            f"{what} is damaged: its checksum is {written:08x}, but its bytes give {found:08x}; "
+            f"{_ADVICE}"
+        )
+
+
+def _entry(raw: bytes) -> str:
+    offset, length = (int(n) for n in np.frombuffer(raw, dtype="<u8"))
+    return "no chunk" if offset == length == _LEFT_OUT else f"{length} bytes at {offset}"
