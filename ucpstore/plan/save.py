@@ -1,0 +1,224 @@
+"""Plans of saves: what every rank writes, sends and receives. Pure, and equal on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ucpstore.dtypes import itemsize as dtype_itemsize
+from ucpstore.geometry import Box, GlobalArray, Grid, Index, Layout
+from ucpstore.options import Options
+from ucpstore.plan.owners import (
+    LeastLoaded,
+    Owners,
+    assign_metadata,
+    assign_owners,
+    assign_senders,
+)
+from ucpstore.plan.parts import Cut, cut_layout
+from ucpstore.plan.rounds import SharedObject, pack_rounds
+
+ROUND_SHARE = 4
+"""A round of the exchange may use the budget divided by this."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWrite:
+    """One object that the rank owns and the global boxes that it fills from its own memory.
+
+    `array` is a position in the plan's arrays. The boxes are disjoint.
+    """
+
+    array: int
+    index: Index
+    own: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A global box of one shared object, sent to the object's owner."""
+
+    array: int
+    index: Index
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All transfers between two ranks in one round, in the same order on both."""
+
+    peer: int
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One step of the exchange for one rank; messages by rising peer.
+
+    `writes` are the shared objects that the rank owns and that are complete after this round.
+    """
+
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+    writes: tuple[ObjectWrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlan:
+    """The part of one rank.
+
+    `writes` need no exchange. `rounds` has the same length on all ranks. `metadata` are the arrays
+    whose own metadata the rank writes.
+    """
+
+    writes: tuple[ObjectWrite, ...]
+    rounds: tuple[Round, ...]
+    metadata: Index
+
+
+class PlannedArray(NamedTuple):
+    """An array and its grid."""
+
+    array: GlobalArray
+    grid: Grid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavePlan:
+    """What all ranks do, as assignments; `rank` spells out the part of one."""
+
+    arrays: tuple[PlannedArray, ...]
+    size: int
+    _cuts: tuple[Cut, ...]
+    _owners: tuple[Owners, ...]
+    _metadata: Index
+    _shared: tuple[SharedObject, ...]
+    _rounds: Index
+
+    @property
+    def objects(self) -> int:
+        """Number of objects of all arrays."""
+        return sum(len(cut.objects) for cut in self._cuts)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all objects without compression."""
+        return sum(item.stored_bytes for cut in self._cuts for item in cut.objects)
+
+    @property
+    def real_bytes(self) -> int:
+        """Bytes of all elements."""
+        return sum(
+            Box.whole(array.shape).size * cut.itemsize
+            for (array, _), cut in zip(self.arrays, self._cuts, strict=True)
+        )
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that ranks send to other ranks."""
+        return sum(
+            shared.sent_bytes(rank)
+            for shared in self._shared
+            for rank in shared.senders
+            if rank != shared.owner
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the exchange, the same on all ranks."""
+        return self._rounds[-1] + 1 if self._rounds else 0
+
+    def owners(self, array: int) -> Index:
+        """The owner of each object of the array at that position, in row-major order."""
+        return tuple(self._owners[array].tolist())
+
+    def written_bytes(self) -> Index:
+        """Bytes of the objects that each rank owns."""
+        written = [0] * self.size
+        for cut, owners in zip(self._cuts, self._owners, strict=True):
+            for item, owner in zip(cut.objects, owners.tolist(), strict=True):
+                written[owner] += item.stored_bytes
+        return tuple(written)
+
+    def rank(self, rank: int) -> RankPlan:
+        """The part of one rank."""
+        return RankPlan(
+            tuple(self._own_writes(rank)),
+            tuple(self._rank_rounds(rank)),
+            tuple(n for n, writer in enumerate(self._metadata) if writer == rank),
+        )
+
+    def _own_writes(self, rank: int) -> Iterable[ObjectWrite]:
+        for number, (cut, owners) in enumerate(zip(self._cuts, self._owners, strict=True)):
+            for position in (owners == rank).nonzero()[0].tolist():
+                item = cut.objects[position]
+                if not item.shared:
+                    yield ObjectWrite(number, item.index, tuple(p.box for p in item.parts))
+
+    def _rank_rounds(self, rank: int) -> Iterable[Round]:
+        numbered = zip(self._rounds, self._shared, strict=True)
+        for _, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
+            yield _rank_round(rank, [shared for _, shared in group])
+
+
+def _rank_round(rank: int, objects: Sequence[SharedObject]) -> Round:
+    sends: dict[int, list[Transfer]] = {}
+    receives: dict[int, list[Transfer]] = {}
+    writes = []
+    for shared in objects:
+        if shared.owner == rank:
+            own: list[Transfer] = []
+            for sender in shared.senders:
+                into = own if sender == rank else receives.setdefault(sender, [])
+                into.extend(_transfers(shared, sender))
+            writes.append(ObjectWrite(shared.array, shared.item.index, tuple(t.box for t in own)))
+        elif rank in shared.senders:
+            sends.setdefault(shared.owner, []).extend(_transfers(shared, rank))
+    return Round(_messages(sends), _messages(receives), tuple(writes))
+
+
+def _transfers(shared: SharedObject, sender: int) -> Iterable[Transfer]:
+    for number in shared.senders[sender]:
+        yield Transfer(shared.array, shared.item.index, shared.item.parts[number].box)
+
+
+def _messages(transfers: dict[int, list[Transfer]]) -> tuple[Message, ...]:
+    return tuple(Message(peer, tuple(transfers[peer])) for peer in sorted(transfers))
+
+
+def plan_save(arrays: Sequence[GlobalArray], size: int, options: Options) -> SavePlan:
+    """Plan the save of `arrays` by `size` ranks.
+
+    Every rank gets the same plan from the same arguments: nothing else goes into it.
+    """
+    made: dict[tuple[Layout, int], Cut] = {}
+    cuts = []
+    for array in arrays:
+        key = (array.layout, dtype_itemsize(array.dtype))
+        if key not in made:
+            made[key] = cut_layout(*key, options)
+        cuts.append(made[key])
+    owners, loads = assign_owners(cuts, size)
+    shared = _share(cuts, owners, size)
+    return SavePlan(
+        tuple(PlannedArray(a, c.grid) for a, c in zip(arrays, cuts, strict=True)),
+        size,
+        tuple(cuts),
+        tuple(owners),
+        tuple(assign_metadata(owners, loads)),
+        shared,
+        tuple(pack_rounds(shared, size, options.budget_bytes // ROUND_SHARE)),
+    )
+
+
+def _share(cuts: Sequence[Cut], owners: Sequence[Owners], size: int) -> tuple[SharedObject, ...]:
+    sent = LeastLoaded([0] * size)
+    shared = []
+    for number, (cut, own) in enumerate(zip(cuts, owners, strict=True)):
+        for position in cut.shared_objects:
+            item, owner = cut.objects[position], int(own[position])
+            senders = assign_senders(item, cut.itemsize, owner, sent)
+            shared.append(SharedObject(number, item, cut.itemsize, owner, senders))
+    return tuple(shared)
