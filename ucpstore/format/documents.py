@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from ucpstore.errors import CorruptError
+from ucpstore.errors import CorruptError, FormatError
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+_T = TypeVar("_T")
 
 _SEAL_HEAD: Final = b',"crc32c":"'
 _SEAL_TAIL: Final = b'"}}}'
@@ -42,6 +44,16 @@ def parse(raw: bytes, key: str) -> dict[str, Json]:
         raise CorruptError(f"{key} is not a JSON document: {error}") from None
     if not isinstance(value, dict):
         raise CorruptError(f"{key} must hold a JSON object, but holds a {type(value).__name__}")
+    return value
+
+
+def expect(value: Json, kind: type[_T], what: str) -> _T:
+    """The value, which must be of exactly this JSON type; FormatError, naming `what`, else."""
+    if type(value) is not kind:
+        raise FormatError(
+            f"{what} should be a JSON {kind.__name__}, but is {str(value)[:80]!r}; "
+            "it was written by something else, or by a newer ucpstore"
+        )
     return value
 
 
