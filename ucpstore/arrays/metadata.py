@@ -103,7 +103,7 @@ def _codecs(grid: Grid, dtype: str) -> list[dict[str, object]]:
     little: dict[str, object] = {"name": "bytes", "configuration": {"endian": "little"}}
     checksum: dict[str, object] = {"name": "crc32c"}
     # Readers write no byte order for items of one byte, so equal arrays have equal documents.
-    values = {"name": "bytes"} if dtypes.itemsize(dtype) == 1 else little
+    values: dict[str, object] = {"name": "bytes"} if dtypes.itemsize(dtype) == 1 else little
     if not grid.sharded:
         return [values, checksum]
     configuration = {

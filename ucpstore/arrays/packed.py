@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpstore import dtypes
-from ucpstore.arrays.raw import RawArray, raw_dtype
+from ucpstore.arrays.raw import RawArray, copy_raw, raw_dtype
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import crc32c
 from ucpstore.geometry.box import Box, Index
@@ -103,7 +103,7 @@ class ObjectEncoder:
             if common is None:
                 continue
             target = self._views[number][common.relative_to(chunk.offset).slices()]
-            target[...] = values[common.relative_to(box.offset).slices()]
+            copy_raw(target, values[common.relative_to(box.offset).slices()])
             left -= common.size
             self._missing[number] -= common.size
             if self._missing[number] == 0:
@@ -125,7 +125,7 @@ class ObjectEncoder:
                 )
         if self._tail:
             self._object[-len(self._tail) :] = np.frombuffer(self._tail, dtype=np.uint8)
-        return memoryview(self._object)
+        return self._object.data
 
     def _touched(self, box: Box) -> list[int]:
         """Numbers of the stored chunks that may share elements with `box`."""

@@ -59,3 +59,34 @@ def raw_array(tensor: torch.Tensor) -> RawArray:
         return tensor.numpy().view(_RAW_DTYPES[16])
     through = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     return tensor.view(through).numpy().view(_RAW_DTYPES[size])
+
+
+_STRIP = 16
+"""Width of a strip in items: of 8 to 64, the fastest on the whole for items of 1 to 8 bytes."""
+
+
+def copy_raw(target: RawArray, source: RawArray) -> None:
+    """Copy between arrays of equal shape and raw dtype, at a fair speed for any pair of strides.
+
+    numpy walks in the order of the target's memory. Where that jumps about in the source, as from
+    or to a transposed tensor, every cache line is fetched again and again; narrow strips along the
+    target's innermost dimension use each line up, 2 to 6 times faster.
+    """
+    inner = _innermost(target)
+    if inner is None or _innermost(source) in (None, inner):
+        target[...] = source
+        return
+    before = (slice(None),) * inner
+    for start in range(0, target.shape[inner], _STRIP):
+        strip = (*before, slice(start, start + _STRIP))
+        target[strip] = source[strip]
+
+
+def _innermost(array: RawArray) -> int | None:
+    """The dimension with the smallest stride, the last of equal ones; None with one to walk."""
+    strides = [
+        (abs(stride), -dim)
+        for dim, (stride, extent) in enumerate(zip(array.strides, array.shape, strict=True))
+        if extent > 1
+    ]
+    return -min(strides)[1] if len(strides) > 1 else None
