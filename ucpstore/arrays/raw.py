@@ -64,6 +64,9 @@ def raw_array(tensor: torch.Tensor) -> RawArray:
 _STRIP = 16
 """Width of a strip in items: of 8 to 64, the fastest on the whole for items of 1 to 8 bytes."""
 
+_LEAST_ROWS = 128
+"""With fewer rows per strip the cache holds the lines anyway, and strips would be too short."""
+
 
 def copy_raw(target: RawArray, source: RawArray) -> None:
     """Copy between arrays of equal shape and raw dtype, at a fair speed for any pair of strides.
@@ -73,7 +76,8 @@ def copy_raw(target: RawArray, source: RawArray) -> None:
     target's innermost dimension use each line up, 2 to 6 times faster.
     """
     inner = _innermost(target)
-    if inner is None or _innermost(source) in (None, inner):
+    narrow = inner is not None and target.size < _LEAST_ROWS * target.shape[inner]
+    if inner is None or narrow or _innermost(source) in (None, inner):
         target[...] = source
         return
     before = (slice(None),) * inner
@@ -87,6 +91,6 @@ def _innermost(array: RawArray) -> int | None:
     strides = [
         (abs(stride), -dim)
         for dim, (stride, extent) in enumerate(zip(array.strides, array.shape, strict=True))
-        if extent > 1
+        if extent > 1 and stride != 0
     ]
     return -min(strides)[1] if len(strides) > 1 else None
