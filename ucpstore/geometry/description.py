@@ -98,9 +98,7 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         layout = layouts.get(key)
         if layout is None:
             layout = layouts[key] = _layout(path, first.shape, sorted(partitions, key=repr))
-        merged.append(
-            GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout)
-        )
+        merged.append(GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout))
     return tuple(merged)
 
 
@@ -117,16 +115,19 @@ def _layout(path: str, shape: Index, partitions: Sequence[Partition]) -> Layout:
 
 def _prove_coverage(path: str, shape: Index, blocks: Sequence[Block]) -> None:
     whole = Box.whole(shape)
+    # Sweeping along the dimension with the most lines keeps few blocks open at a time.
+    lines = [len({block.box.offset[dim] for block in blocks}) for dim in range(len(shape))]
+    along = lines.index(max(lines)) if lines else 0
     open_blocks: list[Block] = []
-    for block in blocks:
+    for block in sorted(blocks, key=lambda block: block.box.offset[along : along + 1]):
         if not whole.contains(block.box):
             raise StateError(
                 f"{path}: ranks {block.ranks} hold {block.box}, outside of shape {shape}"
             )
         if not shape:
             continue
-        start = block.box.offset[0]
-        open_blocks = [other for other in open_blocks if other.box.stop[0] > start]
+        start = block.box.offset[along]
+        open_blocks = [other for other in open_blocks if other.box.stop[along] > start]
         for other in open_blocks:
             common = block.box.intersect(other.box)
             if common is not None:

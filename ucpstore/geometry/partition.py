@@ -106,9 +106,7 @@ def fragments(partition: Partition, shape: Index) -> dict[int, tuple[Piece, ...]
                 changed[split.dim] = kept
                 following.append(changed)
         held = following
-    return {
-        rank: _pieces(ranges) for rank, ranges in zip(partition.ranks, held, strict=True)
-    }
+    return {rank: _pieces(ranges) for rank, ranges in zip(partition.ranks, held, strict=True)}
 
 
 def _pieces(ranges: Sequence[Sequence[Range]]) -> tuple[Piece, ...]:

@@ -12,6 +12,7 @@ from ucpstore.plan.save import (
     Transfer,
     plan_save,
 )
+from ucpstore.plan.summary import ReadCost, Summary, read_cost, summarize
 
 __all__ = [
     "ChunkRead",
@@ -20,10 +21,14 @@ __all__ = [
     "ObjectWrite",
     "PlannedArray",
     "RankPlan",
+    "ReadCost",
     "Round",
     "SavePlan",
+    "Summary",
     "Transfer",
     "choose_grid",
     "plan_reads",
     "plan_save",
+    "read_cost",
+    "summarize",
 ]

@@ -48,12 +48,6 @@ def plan_reads(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
     )
 
 
-def read_bytes(pieces: Sequence[Piece], grid: Grid, itemsize: int) -> int:
-    """Bytes of the chunks that touch `pieces`, each counted once."""
-    touched = {position for piece in pieces for position in _chunks_touching(piece.box, grid)}
-    return len(touched) * grid.chunk_bytes(itemsize)
-
-
 def _chunks_touching(box: Box, grid: Grid) -> Iterator[Index]:
     """Positions in the array's grid of chunks, row-major."""
     if box.size == 0:

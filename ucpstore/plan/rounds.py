@@ -1,4 +1,7 @@
-"""Exchange rounds: shared objects in global order, packed under a byte budget per rank."""
+"""Exchange rounds: shared objects packed under a byte budget per rank, the same on all ranks.
+
+Objects are taken in global order, and lie in global order within a round.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpstore.plan.parts import CutObject
+
+OPEN_ROUNDS = 16
+"""How many rounds may be filled at a time: in strict order one busy owner would end each early."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,14 +33,13 @@ class SharedObject:
 
 
 def pack_rounds(objects: Sequence[SharedObject], size: int, budget_bytes: int) -> list[int]:
-    """The round of each object, rising.
+    """The round of each object: the first of the latest `OPEN_ROUNDS` that has room for it.
 
     In a round, no rank sends, receives and owns buffers of more than `budget_bytes` together, save
-    that a round always has one object.
+    that a round may have one object of any size.
     """
     rounds: list[int] = []
-    current = 0
-    used = np.zeros(size, dtype=np.int64)
+    used: list[npt.NDArray[np.int64]] = []
     traffic: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     for shared in objects:
         # Objects of arrays that are cut alike have the very same senders, where there is no choice.
@@ -42,16 +47,21 @@ def pack_rounds(objects: Sequence[SharedObject], size: int, budget_bytes: int) -
             traffic[id(shared.senders)] = _traffic(shared)
         ranks, sent = traffic[id(shared.senders)]
         kept = shared.sent_bytes(shared.owner) if shared.owner in shared.senders else 0
-        own = int(sent.sum()) - 2 * kept + shared.item.stored_bytes
-        used[ranks] += sent
-        used[shared.owner] += own
-        over = used[ranks].max() > budget_bytes or used[shared.owner] > budget_bytes
-        if over and rounds and rounds[-1] == current:
-            current += 1
-            used[:] = 0
-            used[ranks] += sent
-            used[shared.owner] += own
-        rounds.append(current)
+        received = int(sent.sum()) - kept
+        for number in range(max(0, len(used) - OPEN_ROUNDS), len(used)):
+            load = used[number]
+            if load[shared.owner] + received + shared.item.stored_bytes > budget_bytes:
+                continue
+            if (load[ranks] + sent).max() <= budget_bytes:
+                break
+        else:
+            number = len(used)
+            used.append(np.zeros(size, dtype=np.int64))
+        used[number][ranks] += sent
+        used[number][shared.owner] += received + shared.item.stored_bytes - kept
+        if used[number].max() > budget_bytes:
+            used[number][:] = budget_bytes + 1  # one object that is over by itself stays alone
+        rounds.append(number)
     return rounds
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -128,7 +127,11 @@ class SavePlan:
     @property
     def rounds(self) -> int:
         """Number of rounds of the exchange, the same on all ranks."""
-        return self._rounds[-1] + 1 if self._rounds else 0
+        return max(self._rounds, default=-1) + 1
+
+    def itemsize(self, array: int) -> int:
+        """Bytes per element of the array at that position."""
+        return self._cuts[array].itemsize
 
     def owners(self, array: int) -> Index:
         """The owner of each object of the array at that position, in row-major order."""
@@ -158,9 +161,11 @@ class SavePlan:
                     yield ObjectWrite(number, item.index, tuple(p.box for p in item.parts))
 
     def _rank_rounds(self, rank: int) -> Iterable[Round]:
-        numbered = zip(self._rounds, self._shared, strict=True)
-        for _, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
-            yield _rank_round(rank, [shared for _, shared in group])
+        members: list[list[SharedObject]] = [[] for _ in range(self.rounds)]
+        for shared, number in zip(self._shared, self._rounds, strict=True):
+            if shared.owner == rank or rank in shared.senders:
+                members[number].append(shared)
+        return (_rank_round(rank, objects) for objects in members)
 
 
 def _rank_round(rank: int, objects: Sequence[SharedObject]) -> Round:
