@@ -20,7 +20,7 @@ from ucpstore.arrays.packed import (
     expected_index,
     slot_bytes,
 )
-from ucpstore.arrays.raw import RawArray, raw_dtype
+from ucpstore.arrays.raw import RawArray, part, raw_dtype
 from ucpstore.errors import CorruptError
 from ucpstore.geometry.box import Box, Index
 from ucpstore.geometry.grid import Grid
@@ -39,7 +39,7 @@ def _encode(grid: Grid, index: Index, name: str, values: RawArray) -> bytes:
     dirty = np.full(grid.object_bytes(index, dtypes.itemsize(name)) + 3, 0xA5, dtype=np.uint8)
     encoder = ObjectEncoder(dirty, grid, index, name)
     box = grid.object_box(index)
-    encoder.fill(box, values[box.slices()])
+    encoder.fill(box, part(values, box))
     return bytes(encoder.finish())
 
 
@@ -110,8 +110,8 @@ def test_parts_in_any_order_decode_to_the_same_array(
         box = grid.object_box(index)
         buffer = np.full(grid.object_bytes(index, size), 0xA5, dtype=np.uint8)
         encoder = ObjectEncoder(buffer, grid, index, name)
-        for part in data.draw(st.permutations(_parts(data, box))):
-            encoder.fill(part, values[part.slices()])
+        for region in data.draw(st.permutations(_parts(data, box))):
+            encoder.fill(region, part(values, region))
         stored = encoder.finish()
         assert len(stored) == grid.object_bytes(index, size)
         assert bytes(stored) == _encode(grid, index, name, values)
@@ -194,11 +194,11 @@ def test_missing_and_doubled_parts_are_refused() -> None:
     values = _values(EDGES.shape, "float32")
     buffer = np.zeros(EDGES.object_bytes((0, 0), 4), dtype=np.uint8)
     encoder = ObjectEncoder(buffer, EDGES, (0, 0), "float32")
-    part = Box((0, 0), (4, 5))
-    encoder.fill(part, values[part.slices()])
+    region = Box((0, 0), (4, 5))
+    encoder.fill(region, values[region.slices()])
     with pytest.raises(RuntimeError, match=r"chunk 1 at \(0, 3\) needs its 6 .* but 4 were given"):
         encoder.finish()
-    encoder.fill(part, values[part.slices()])
+    encoder.fill(region, values[region.slices()])
     with pytest.raises(RuntimeError, match="but 12 were given"):
         encoder.finish()
 

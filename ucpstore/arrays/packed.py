@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpstore import dtypes
-from ucpstore.arrays.raw import RawArray, copy_raw, raw_dtype
+from ucpstore.arrays.raw import RawArray, copy_raw, part, raw_dtype
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import crc32c
 from ucpstore.geometry.box import Box, Index
@@ -102,8 +102,10 @@ class ObjectEncoder:
             common = chunk.intersect(box)
             if common is None:
                 continue
-            target = self._views[number][common.relative_to(chunk.offset).slices()]
-            copy_raw(target, values[common.relative_to(box.offset).slices()])
+            copy_raw(
+                part(self._views[number], common.relative_to(chunk.offset)),
+                part(values, common.relative_to(box.offset)),
+            )
             left -= common.size
             self._missing[number] -= common.size
             if self._missing[number] == 0:

@@ -8,12 +8,14 @@ to be as fast as aligned ones, while splitting items into 4-byte lanes halves th
 
 from __future__ import annotations
 
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ucpstore.errors import UnsupportedError
+from ucpstore.geometry.box import Box
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +61,12 @@ def raw_array(tensor: torch.Tensor) -> RawArray:
         return tensor.numpy().view(_RAW_DTYPES[16])
     through = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
     return tensor.view(through).numpy().view(_RAW_DTYPES[size])
+
+
+def part(array: RawArray, box: Box) -> RawArray:
+    """The region `box` of an array as a view, also for 0-d ones, of which numpy makes a scalar."""
+    where: tuple[EllipsisType | slice, ...] = (..., *box.slices())
+    return array[where]
 
 
 _STRIP = 16
