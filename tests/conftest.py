@@ -10,6 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+pytest_plugins = ("ranks.plugin",)
+
 from services.seaweed import S3Service, Seaweed, external_service
 
 
