@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from ucpstore.arrays.packed import (
 from ucpstore.arrays.raw import RawArray, part, raw_dtype
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import group
-from ucpstore.geometry.box import Box, Index
+from ucpstore.geometry.box import Index
 from ucpstore.geometry.grid import Grid
 
 GRIDS = [
@@ -170,7 +171,7 @@ def test_damage_is_found_by_other_readers_too(tmp_path: Path) -> None:
     stored.write_bytes(data)
     with pytest.raises(ValueError, match="checksum"):
         _with_zarr(tmp_path / "w")
-    with pytest.raises(ValueError, match="CRC-32C"):
+    with pytest.raises(ValueError, match="Digest mismatch"):
         _with_tensorstore(tmp_path / "w")
 
 
@@ -191,7 +192,7 @@ def _created_by_zarr(
         config={"write_empty_chunks": True},
     )
     array[...] = values.view("<f4")
-    return grid_of(array.metadata.to_dict() | {"shape": list(shape)}), values
+    return grid_of(json.loads((folder / "zarr.json").read_bytes())), values
 
 
 def test_plain_and_one_dimensional_objects_of_zarr_are_the_same_bytes(tmp_path: Path) -> None:
@@ -229,4 +230,3 @@ def test_arrays_that_zarr_creates_in_our_data_types_read_elsewhere(tmp_path: Pat
         array[:2] = np.array([1.5, -2.0], dtype=native)
         expected = np.array([1.5, -2.0, np.nan, np.nan]).astype(native)
         assert _with_tensorstore(folder) == expected.tobytes()
-        assert Box.whole((4,)).size == array.size
