@@ -98,12 +98,27 @@ def test_other_dtypes_and_formats_are_refused() -> None:
         zdtypes.BFloat16(endianness="big").to_native_dtype()
 
 
+def _run(script: str) -> list[str]:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_names_that_zarr_may_move_do_not_break_zarr() -> None:
+    found = _run(
+        "import zarr, zarr.core.dtype.common as common\n"
+        "del common.HasEndianness, common.HasItemSize\n"
+        "import ucpstore.arrays.zdtypes\n"
+        "store = zarr.storage.MemoryStore()\n"
+        "array = zarr.create_array(store, shape=(2,), dtype='bfloat16', compressors=None)\n"
+        "array[:] = [1, -2]\n"
+        "print(*array[:], array.dtype)\n"
+    )
+    assert found == ["1", "-2", "bfloat16"]
+
+
 def test_loading_it_brings_nothing_heavy() -> None:
-    script = (
+    found = _run(
         "import sys, ucpstore.arrays.zdtypes\n"
         "print(*sorted(m for m in sys.modules if m.startswith(('ucpstore', 'torch'))))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["ucpstore", "ucpstore.arrays", "ucpstore.arrays.zdtypes"]
+    assert found == ["ucpstore", "ucpstore.arrays", "ucpstore.arrays.zdtypes"]

@@ -21,14 +21,26 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, SupportsFloat, TypeAl
 import ml_dtypes
 import numpy as np
 from zarr.buffer.cpu import Buffer
-
-# These two have no public name; they have been in this module since data types are extensible.
-from zarr.core.dtype.common import HasEndianness, HasItemSize
 from zarr.dtype import ZDType, data_type_registry
 
 if TYPE_CHECKING:
+    from zarr.core.dtype.common import HasEndianness, HasItemSize
     from zarr.dtype import DataTypeValidationError
 else:
+    # An error here would break every program that uses zarr in this environment, so a name that
+    # zarr moves must not be one. The two mixins have no public name. Without them zarr forgets the
+    # byte order when it rewrites metadata, which matters to other readers only.
+    try:
+        from zarr.core.dtype.common import HasEndianness, HasItemSize
+    except ImportError:
+
+        @dataclass(frozen=True, kw_only=True)
+        class HasEndianness:
+            endianness: str = "little"
+
+        class HasItemSize:
+            pass
+
     try:
         from zarr.errors import DataTypeValidationError  # zarr 3.2 and later
     except ImportError:
