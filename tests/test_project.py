@@ -1,0 +1,221 @@
+"""Facts about the project itself: its layers, its promises in writing, its docs that run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "ucpstore"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Only what lowers a state and what runs a collective call may talk to process groups.
+KNOWS_DISTRIBUTED = {
+    "agree",
+    "describe",
+    "exchange",
+    "loading",
+    "saving",
+    "integrations",
+    "perrank",
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """(path below the package, syntax tree) of every module."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_layers_import_only_from_below() -> None:
+    command = shutil.which("lint-imports", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("import-linter is not installed: pip install -e '.[lint]'")
+    # Without the inherited flags: the linter's own imports are not what is tested here.
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_only_runners_and_describe_know_torch_distributed() -> None:
+    found = {
+        name
+        for name, tree in modules()
+        if any(module.startswith("torch.distributed") for module in imported(tree))
+    }
+    strangers = {
+        name for name in found if name.split("/")[0].removesuffix(".py") not in KNOWS_DISTRIBUTED
+    }
+    assert not strangers
+
+
+def test_nothing_can_run_code_from_a_checkpoint() -> None:
+    unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+    for name, tree in modules():
+        if name.startswith("convert"):
+            continue  # importers read other formats' pickles, with a list of allowed classes
+        used = {module.split(".")[0] for module in imported(tree)} & unsafe
+        calls = {
+            ast.unparse(node.func)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("torch.load", "eval", "exec")
+        }
+        assert not used | calls, f"{name} uses {used | calls}"
+
+
+def test_the_public_api_is_synchronous() -> None:
+    for name, tree in modules():
+        found = [node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)]
+        assert not found or name.startswith("storage/"), f"{name} defines async {found}"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    heavy = ["torch", "zarr", "numpy", "obstore", "fsspec", "s3fs", "typer", "rich"]
+    code = f"import sys, ucpstore; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_public_names_are_sorted_and_exist() -> None:
+    import ucpstore
+
+    assert list(ucpstore.__all__) == sorted(ucpstore.__all__)
+    for name in ucpstore.__all__:
+        assert getattr(ucpstore, name, None) is not None, name
+    assert {"save", "load", "CheckpointStore", "PerRank", "Options", "UcpstoreError"} <= set(
+        ucpstore.__all__
+    )
+
+
+def requirements(*extras: str) -> dict[str, Requirement]:
+    """The project's own requirements and those of `extras`, by canonical name."""
+    lines = list(PROJECT["dependencies"])
+    for extra in extras:
+        lines += PROJECT["optional-dependencies"][extra]
+    found = [Requirement(line) for line in lines]
+    return {canonicalize_name(r.name): r for r in found if r.name != PROJECT["name"]}
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints-dev.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    versions = {canonicalize_name(name): Version(version) for name, version in pins.items()}
+    for name, requirement in requirements("test", "lint", "examples").items():
+        assert versions[name] in requirement.specifier, f"{requirement} but pinned {versions[name]}"
+
+
+def test_dependencies_are_documented() -> None:
+    text = (ROOT / "docs/dependencies.md").read_text()
+    needed, extras = text.split("## Extras")
+    listed = {canonicalize_name(name) for name in re.findall(r"^\| `([^`]+)` ", needed, re.M)}
+    assert listed == set(requirements())
+    for name in requirements("test", "lint", "examples").keys() - requirements().keys():
+        assert f"`{name}`" in extras, f"{name} is missing under Extras"
+
+
+def test_the_readme_is_short_and_has_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 150
+    assert "make demo" in lines
+    assert "make test" in lines
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")):
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+
+
+def test_compose_pins_its_images_and_listens_on_loopback_only() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    images = re.findall(r"^\s+image: (\S+)$", text, re.M)
+    assert len(images) == 3
+    assert all(":" in image and not image.endswith(":latest") for image in images)
+    ports = re.findall(r'^\s+- "([\d.:]+:\d+)"$', text, re.M)
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+# ---- docs that run -------------------------------------------------------------------------------
+
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.M | re.S)
+
+
+def snippets(path: Path) -> list[tuple[int, str, str | None]]:
+    """(line, code, the output shown below it or None) of each python block of a document."""
+    text = path.read_text()
+    blocks = list(FENCE.finditer(text))
+    found = []
+    for here, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if here[1] != "python" or "no-run" in here[2]:
+            continue
+        shown = None
+        if (
+            after is not None
+            and after[1] == "text"
+            and not text[here.end() : after.start()].strip()
+        ):
+            shown = after[3]
+        found.append((text[: here.start()].count("\n") + 2, here[3], shown))
+    return found
+
+
+def run_document(path: str) -> None:
+    """Run a document's python blocks one after the other in one namespace, in this process."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    for line, code, shown in snippets(Path(path)):
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(compile("\n" * (line - 1) + code, path, "exec"), names)
+        if shown is not None and not doctest.OutputChecker().check_output(
+            shown, printed.getvalue(), doctest.ELLIPSIS
+        ):
+            raise AssertionError(
+                f"{path} line {line} shows\n{shown}but prints\n{printed.getvalue()}"
+            )
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_documents_run(name: str, tmp_path: Path) -> None:
+    # In a process of its own: a document sets seeds and starts what a user's program would.
+    code = "import runpy, sys; runpy.run_path(sys.argv[1])['run_document'](sys.argv[2])"
+    assert snippets(ROOT / name), f"{name} has no python block"
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, __file__, str(ROOT / name)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
