@@ -33,9 +33,15 @@ def tag_of(node: Node) -> str | None:
     return next(iter(node))
 
 
+def body_of(node: Node) -> Node:
+    """What stands under the tag of a tagged node; None for plain JSON."""
+    tag = tag_of(node)
+    return node[tag] if isinstance(node, dict) and tag is not None else None
+
+
 def pairs_of(node: Node) -> list[tuple[Node, Node]]:
     """The (key, value) pairs of a node tagged as a mapping."""
-    body = _body(node)
+    body = body_of(node)
     if not isinstance(body, list):
         raise _misshapen(node)
     found = []
@@ -50,7 +56,7 @@ def items_of(node: Node) -> list[Node]:
     """The elements of a node that holds a sequence: a list, tuple, set or deque."""
     if isinstance(node, list):
         return node
-    body = _body(node)
+    body = body_of(node)
     if isinstance(body, dict):
         body = body.get("items")
     if not isinstance(body, list):
@@ -81,7 +87,7 @@ def rebuild(node: Node, parts: Sequence[Node]) -> Node:
     if tag in SEQUENCES:
         return {tag: list(parts)}
     if tag == "deque":
-        body = _body(node)
+        body = body_of(node)
         return {tag: {**body, "items": list(parts)}} if isinstance(body, dict) else node
     return node
 
@@ -92,8 +98,8 @@ def key_shown(key: Node) -> str:
 
 
 def shown(path: str, name: str) -> str:
-    """The display path of a child; display paths have `/` between keys as the user wrote them."""
-    return f"{path}/{name}" if path else name
+    """The display path of a child: keys as the user wrote them, joined with dots."""
+    return f"{path}.{name}" if path else name
 
 
 def short(node: Node, limit: int = 80) -> str:
@@ -117,11 +123,6 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
         yield path, node
     for name, child in inside:
         yield from walk(child, shown(path, name))
-
-
-def _body(node: Node) -> Node:
-    tag = tag_of(node)
-    return node[tag] if isinstance(node, dict) and tag is not None else None
 
 
 def _misshapen(node: Node) -> FormatError:

@@ -131,10 +131,10 @@ def leaves(optimizer: OptimizerNode, path: str = "") -> Iterator[tuple[str, Node
     """(display path, node) of every leaf: values of groups, states of parameters, extras."""
     for group in optimizer.groups:
         for key, node in group.values.items():
-            yield from walk(node, shown(path, f"param_groups/{group.index}/{key}"))
+            yield from walk(node, shown(path, f"param_groups.{group.index}.{key}"))
     for name, states in optimizer.states.items():
         for state, node in states.items():
-            yield from walk(node, shown(path, f"{state}/{name}"))
+            yield from walk(node, shown(path, f"{state}.{name}"))
     for key, node in optimizer.extra.items():
         yield from walk(node, shown(path, key))
 
@@ -169,7 +169,7 @@ def merge(
         _merge_groups(optimizers, shown_path),
         {
             name: {
-                state: merge_nodes(nodes, shown(shown_path, f"{state}/{name}"))
+                state: merge_nodes(nodes, shown(shown_path, f"{state}.{name}"))
                 for state, nodes in held_by.items()
             }
             for name, held_by in states.items()
@@ -206,7 +206,7 @@ def _merge_groups(
             if not group.names:
                 seen = empty.setdefault(group.index, here)
                 if seen.key != key:
-                    where = f"{shown_path}: param_groups/{group.index}, which has no parameters"
+                    where = f"{shown_path}: param_groups.{group.index}, which has no parameters"
                     raise _disagree(where, seen, here)
     groups = [Group(group.index, tuple(names), group.values) for group, names in merged.values()]
     return tuple(sorted(groups, key=lambda group: group.index))

@@ -1,0 +1,49 @@
+"""Names of what a tree holds, as a user asks for it: keys joined by `/`, as in Zarr paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ucpstore.errors import FormatError
+from ucpstore.format.documents import expect
+from ucpstore.tree import optimizer
+from ucpstore.tree.nodes import Node, body_of, children, key_shown, pairs_of, short, tag_of
+
+
+def top_level(tree: Node) -> dict[str, Node]:
+    """The items of a step's tree by name."""
+    if tag_of(tree) not in ("dict", "ordered_dict"):
+        raise FormatError(
+            f"the tree of a step must be a dict of items, but it is {short(tree)}; "
+            "it was written by something else, or by a newer ucpstore"
+        )
+    return {key_shown(key): node for key, node in pairs_of(tree)}
+
+
+def array_names(node: Node) -> dict[str, str]:
+    """Paths of the arrays of an item by name; of tied tensors every name is there.
+
+    An item that is an array has the empty name. States of an optimizer are named
+    `<state>/<parameter>`, as their folders are.
+    """
+    return dict(_arrays(node, ""))
+
+
+def _arrays(node: Node, name: str) -> Iterator[tuple[str, str]]:
+    tag = tag_of(node)
+    if tag in ("array", "link"):
+        yield name, expect(body_of(node), str, "the path of an array")
+    elif tag == "optimizer":
+        opened = optimizer.from_node(node)
+        states = sorted({state for each in opened.states.values() for state in each})
+        for state in states:
+            for parameter, values in opened.states.items():
+                if state in values:
+                    yield from _arrays(values[state], _joined(name, f"{state}/{parameter}"))
+    else:
+        for key, child in children(node):
+            yield from _arrays(child, _joined(name, key))
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}/{key}" if name else key
