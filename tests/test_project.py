@@ -42,13 +42,16 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
         yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What a module imports when it runs, `a.b` for `from a import b`; not what is for types."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imported(node)
 
 
 def test_layers_import_only_from_below() -> None:
@@ -60,6 +63,15 @@ def test_layers_import_only_from_below() -> None:
         [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_no_module_reaches_up_through_the_package() -> None:
+    top = {path.stem for path in PACKAGE.iterdir()} | {"__version__"}
+    for name, tree in modules():
+        names = {
+            module.split(".")[1] for module in imported(tree) if module.startswith("ucpstore.")
+        }
+        assert names <= top, f"{name} imports {names - top} from ucpstore itself"
 
 
 def test_only_runners_and_describe_know_torch_distributed() -> None:
