@@ -153,10 +153,9 @@ def _tensor(body: Node) -> torch.Tensor:
     entry: dict[str, Node] = expect(body, dict, "a tensor")
     dtype = dtypes.to_torch(_str(entry["dtype"]))
     data = bytearray(_data(entry))
-    shape = _shape(entry)
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+    # torch refuses to view an empty buffer
+    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(dtype).reshape(_shape(entry))
 
 
 _LEAVES: Final[dict[str, Callable[[Node], object]]] = {
