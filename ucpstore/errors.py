@@ -1,14 +1,14 @@
 """The errors that ucpstore raises, grouped by what a handler would do about them.
 
     UcpstoreError
-    |-- StateError              (ValueError)         the state given to save or load: change the call
-    |   |-- UnsupportedError    (TypeError)          a leaf, dtype or placement that cannot be stored
+    |-- StateError              (ValueError)         what was given to save or load
+    |   |-- UnsupportedError    (TypeError)          a leaf or placement without a stored form
     |   `-- MismatchError       (ValueError)         the target does not fit what is stored
     |-- StepNotFoundError       (FileNotFoundError)  no such committed step
     |-- StepExistsError         (FileExistsError)    the step is committed, or another job took it
     |-- InProgressError         (RuntimeError)       a save of the step is under way
     |-- FormatError             (ValueError)         written by a newer version, or not a store
-    |-- CorruptError            (ValueError)         stored bytes do not match their checksum or are gone
+    |-- CorruptError            (ValueError)         stored bytes are damaged or gone
     |-- StorageError            (OSError)            the place itself: bucket, credentials, disk
     |   `-- OutcomeUnknownError                      a request or a commit whose answer was lost
     `-- AgreementError          (RuntimeError)       the ranks did not agree

@@ -1,0 +1,203 @@
+"""Which steps a store has, and their checked documents.
+
+A step exists when a commit record of it does; its newest generation is the step. Everything else
+in a store is either named by such a record or invisible here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ucpstore.errors import CorruptError, FormatError, StepNotFoundError, StorageError
+from ucpstore.format import layout
+from ucpstore.format.documents import COMMITS, ROOT, STEPS, TAGS, WORK, Json
+from ucpstore.format.record import CommitRecord, DocumentEntry
+from ucpstore.format.step import StepDocument, parse_item, parse_step
+from ucpstore.storage import Storage
+
+FIXED_DOCUMENTS: Mapping[str, bytes] = {
+    layout.ROOT_KEY: ROOT,
+    layout.COMMITS_KEY: COMMITS,
+    layout.STEPS_KEY: STEPS,
+    layout.TAGS_KEY: TAGS,
+    layout.WORK_KEY: WORK,
+}
+
+
+def generations(storage: Storage) -> dict[int, list[int]]:
+    """All committed steps and their generations, each list rising. One listing."""
+    found: dict[int, list[int]] = {}
+    for entry in storage.list(layout.COMMITS_PREFIX):
+        parsed = layout.parse_commit(entry.key)
+        if parsed is not None:
+            found.setdefault(parsed[0], []).append(parsed[1])
+    for numbers in found.values():
+        numbers.sort()
+    return found
+
+
+def create_store(storage: Storage) -> None:
+    """Make the fixed groups where they are absent; FormatError where something else lies there."""
+    storage.check_writable()
+    for key, content in FIXED_DOCUMENTS.items():
+        try:
+            found = storage.get(key)
+        except FileNotFoundError:
+            try:
+                storage.put_if_absent(key, content)
+                continue
+            except FileExistsError:
+                found = storage.get(key)
+        check_fixed(storage, key, found)
+
+
+def check_fixed(storage: Storage, key: str, found: bytes) -> None:
+    """Refuse a fixed document that is not what this package writes."""
+    if found != FIXED_DOCUMENTS[key]:
+        raise FormatError(
+            f"{key} in {storage.url} is not the one of a ucpstore store: something else lies "
+            "there, a newer version wrote it, or it is damaged; use an empty folder or prefix"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepRef:
+    """A committed step: its newest generation and its record, as bytes too."""
+
+    record: CommitRecord
+    raw: bytes
+
+    @property
+    def path(self) -> str:
+        """The folder of its data."""
+        return self.record.path
+
+
+def find_step(storage: Storage, step: int | None) -> StepRef:
+    """The record of a step, or of the newest committed one where `step` is None.
+
+    Raises StepNotFoundError, listing what there is, and saying so where the step is unfinished.
+    """
+    for _ in range(3):
+        found = generations(storage)
+        if step is None and found:
+            number = max(found)
+        elif step is not None and step in found:
+            number = step
+        else:
+            raise StepNotFoundError(absence(storage, step, found))
+        key = layout.commit_key(number, found[number][-1])
+        try:
+            raw = storage.get(key)
+        except FileNotFoundError:
+            continue  # overwritten or deleted since it was listed: look again
+        return StepRef(CommitRecord.from_bytes(raw, key), raw)
+    raise StorageError(
+        f"step {step} in {storage.url} is listed but its record cannot be read; "
+        "try again, or load another step"
+    )
+
+
+def absence(storage: Storage, step: int | None, found: Mapping[int, Collection[int]]) -> str:
+    """What to say where `step` (any where None) is not among the committed ones."""
+    steps = sorted(found)
+    if not steps:
+        have = "the store has no committed step"
+    else:
+        shown = ", ".join(map(str, steps[-8:]))
+        have = f"committed are {shown}" + (f" and {len(steps) - 8} older" if steps[8:] else "")
+    if step is None:
+        return f"no committed step in {storage.url}; save one first, or check the URL"
+    unfinished = any(
+        name.startswith(f"{step:010d}-") for name in storage.folders(layout.STEPS_PREFIX)
+    )
+    if unfinished:
+        return f"step {step} is not committed in {storage.url}: its save did not finish; {have}"
+    return f"step {step} is not in {storage.url}; {have}"
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The metadata documents of a step, as stored: the step group and some items' groups."""
+
+    step: bytes
+    items: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return len(self.step) + sum(map(len, self.items.values()))
+
+
+def read_documents(
+    storage: Storage, ref: StepRef, select: Callable[[str], bool], *, threads: int = 8
+) -> Documents:
+    """Read and check the step group and the documents of the items whose paths are selected."""
+    items = {
+        entry.path.removesuffix(f"/{layout.DOCUMENT}"): entry
+        for entry in ref.record.documents
+        if entry.path.endswith(f"/{layout.DOCUMENT}")
+    }
+    step = read_document(storage, ref, ref.record.document(layout.DOCUMENT))
+    wanted = {path: entry for path, entry in items.items() if select(path)}
+    with ThreadPoolExecutor(min(threads, max(1, len(wanted)))) as pool:
+        contents = pool.map(lambda entry: read_document(storage, ref, entry), wanted.values())
+        return Documents(step, dict(zip(wanted, contents, strict=True)))
+
+
+def read_document(storage: Storage, ref: StepRef, entry: DocumentEntry) -> bytes:
+    """One document of a step, checked against the record before anyone parses it."""
+    key = f"{ref.path}/{entry.path}"
+    try:
+        return entry.check(storage.get(key))
+    except FileNotFoundError:
+        raise missing(storage, ref, key) from None
+
+
+def missing(storage: Storage, ref: StepRef, key: str) -> Exception:
+    """The error for an object of a step that is gone: deleted meanwhile, or damage."""
+    record_key = layout.commit_key(ref.record.step, ref.record.generation)
+    try:
+        still = storage.get(record_key) == ref.raw
+    except FileNotFoundError:
+        still = False
+    if not still:
+        return StepNotFoundError(
+            f"step {ref.record.step} in {storage.url} was deleted or overwritten while it was "
+            "read; load again, or load another step"
+        )
+    return CorruptError(
+        f"{key} is missing in {storage.url}, although step {ref.record.step} is committed; "
+        "load another step, and run `ucpstore verify` to see what else is gone"
+    )
+
+
+def parse_documents(documents: Documents) -> tuple[StepDocument, dict[str, dict[str, Json]]]:
+    """The step document, and the metadata of all arrays of the given items by path."""
+    step = parse_step(documents.step, layout.DOCUMENT)
+    arrays: dict[str, dict[str, Json]] = dict(step.root_arrays)
+    for item, raw in documents.items.items():
+        for path, metadata in parse_item(raw, f"{item}/{layout.DOCUMENT}").items():
+            arrays[f"{item}/{path}"] = metadata
+    return step, arrays
+
+
+def delete_generations(storage: Storage, step: int, numbers: Iterable[int]) -> None:
+    """Remove records of a step, lowest generation first, then the data of each.
+
+    A record goes before its data, so that no reader meets a record without data.
+    """
+    paths = []
+    for number in sorted(numbers):
+        key = layout.commit_key(step, number)
+        try:
+            paths.append(CommitRecord.from_bytes(storage.get(key), key).path)
+        except FileNotFoundError:
+            continue
+        except (CorruptError, FormatError):
+            pass  # its data is found by nobody any more; the record still has to go
+        storage.delete([key])
+    for path in paths:
+        storage.delete_tree(f"{path}/")

@@ -1,0 +1,68 @@
+"""Store per-rank documents: rows of one array of bytes, or an array each where they are long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ucpstore.describe import PerRankDocument
+from ucpstore.format.per_rank import alone_path, layout_of, packed_path, to_row
+from ucpstore.geometry import Box, Grid
+from ucpstore.options import Options
+from ucpstore.saving.arrival import PerRankRows
+from ucpstore.saving.bytearrays import bytes_document, bytes_grid, put_object, write_bytes
+from ucpstore.saving.writer import Written
+from ucpstore.storage import Storage
+
+
+def _packed_grid(count: int, row_bytes: int) -> Grid:
+    """One chunk and object for each row."""
+    return Grid((count, row_bytes), (1, row_bytes), (1, row_bytes), False)
+
+
+def rows_documents(
+    rows: Iterable[PerRankRows], options: Options
+) -> dict[str, Mapping[str, object]]:
+    """The metadata of the arrays of all per-rank values, by path."""
+    documents: dict[str, Mapping[str, object]] = {}
+    for each in rows:
+        layout = layout_of(each.lengths)
+        if layout.row_bytes:
+            path = packed_path(each.path)
+            documents[path] = bytes_document(path, _packed_grid(layout.count, layout.row_bytes))
+        for index in layout.alone:
+            path = alone_path(each.path, index)
+            documents[path] = bytes_document(path, bytes_grid(each.lengths[index], options))
+    return documents
+
+
+def write_rows(
+    storage: Storage,
+    prefix: str,
+    rank: int,
+    rows: Iterable[PerRankRows],
+    held: Sequence[PerRankDocument],
+    options: Options,
+) -> Written:
+    """Write the documents of which this rank is the first holder."""
+    mine = {document.path: document for document in held}
+    put = Written(0, 0, 0)
+    for each in rows:
+        document = mine.get(each.path)
+        if document is None or each.writers[document.index] != rank:
+            continue
+        layout = layout_of(each.lengths)
+        if document.index in layout.alone:
+            path = alone_path(each.path, document.index)
+            whole = bytes_grid(len(document.data), options)
+            put += write_bytes(storage, prefix, path, document.data, whole, options)
+        if layout.row_bytes:
+            grid = _packed_grid(layout.count, layout.row_bytes)
+            row = np.frombuffer(to_row(document.data, layout.row_bytes), np.uint8)
+            path = packed_path(each.path)
+            box = Box((document.index, 0), (1, layout.row_bytes))
+            put += put_object(
+                storage, prefix, path, grid, (document.index, 0), box, row.reshape(1, -1), options
+            )
+    return put

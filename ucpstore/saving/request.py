@@ -1,0 +1,56 @@
+"""The arguments of one call of `save`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ucpstore.errors import StateError
+from ucpstore.format.layout import check_step
+from ucpstore.format.record import check_metadata
+from ucpstore.tree import Node
+
+CheckReplicas = Literal["always", "never"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """The arguments of one call of `save`, checked one by one."""
+
+    state: Mapping[str, object]
+    step: int
+    overwrite: bool
+    metadata: Node
+    per_rank: tuple[str, ...]
+    check_replicas: CheckReplicas
+
+    @staticmethod
+    def checked(
+        state: object,
+        step: object,
+        overwrite: object,
+        metadata: object,
+        per_rank: Sequence[str] | str,
+        check_replicas: CheckReplicas,
+    ) -> SaveRequest:
+        """Raise StateError, naming the argument, for what is wrong by itself."""
+        if not isinstance(state, Mapping):
+            raise StateError(
+                f"state must be a dict from names to values, but it is a {type(state).__name__}; "
+                "pass {'model': model, 'optim': optimizer} or the like"
+            )
+        if not isinstance(overwrite, bool):
+            raise StateError(f"overwrite must be True or False, but it is {overwrite!r}")
+        if check_replicas not in (None, "always", "never"):
+            raise StateError(
+                f"check_replicas must be None, 'always' or 'never', but it is {check_replicas!r}"
+            )
+        return SaveRequest(
+            state,
+            check_step(step),
+            overwrite,
+            check_metadata({} if metadata is None else metadata),
+            (per_rank,) if isinstance(per_rank, str) else tuple(per_rank),
+            check_replicas,
+        )

@@ -1,0 +1,198 @@
+"""The public face of a store: save, load, and what is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ucpstore import catalog
+from ucpstore.agree import group_of
+from ucpstore.loading import LoadReport, LoadRequest, load_state
+from ucpstore.manage.delete import delete_step
+from ucpstore.manage.open import Checkpoint, open_step
+from ucpstore.options import Options
+from ucpstore.saving import SaveHandle, SaveRequest, save_state
+from ucpstore.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from ucpstore.describe import Cast
+    from ucpstore.saving.request import CheckReplicas
+
+
+class CheckpointStore:
+    """Checkpoints below one URL.
+
+    `url` is a local path, `file://...` or `s3://bucket/prefix`. `storage_options` are those of
+    s3fs (`endpoint_url`, `key`, `secret`, `token`, `anon`, ...); what is not given is looked up as
+    the AWS tools do. Nothing is read, written or checked until the first use.
+
+    A store may be kept for the life of the process and used from several threads.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        storage_options: Mapping[str, object] | None = None,
+        *,
+        options: Options | None = None,
+    ) -> None:
+        self._storage: Storage = open_storage(url, storage_options)
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        """Where the store is; holds no secret."""
+        return self._storage.url
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({self.url!r})"
+
+    def save(
+        self,
+        state: Mapping[str, object],
+        *,
+        step: int,
+        overwrite: bool = False,
+        metadata: Mapping[str, object] | None = None,
+        process_group: ProcessGroup | None = None,
+        per_rank: Sequence[str] = (),
+        check_replicas: CheckReplicas = None,
+        options: Options | None = None,
+    ) -> SaveHandle:
+        """Save `state` as `step`; see `ucpstore.save`."""
+        used = options or self._options or Options.from_environment()
+        group = group_of(process_group)
+
+        def request() -> SaveRequest:
+            return SaveRequest.checked(state, step, overwrite, metadata, per_rank, check_replicas)
+
+        return SaveHandle(save_state(self._storage, group, request, used))
+
+    def load(
+        self,
+        state: Mapping[str, object],
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        cast: Cast = None,
+        process_group: ProcessGroup | None = None,
+        collective: bool = True,
+        options: Options | None = None,
+    ) -> LoadReport:
+        """Load `step` into `state`; see `ucpstore.load`."""
+        used = options or self._options or Options.from_environment()
+        group = group_of(process_group)
+
+        def request() -> LoadRequest:
+            return LoadRequest.checked(state, step, strict, cast)
+
+        return load_state(self._storage, group, request, used, collective=collective)
+
+    def steps(self) -> list[int]:
+        """The committed steps, rising. One listing."""
+        return sorted(catalog.generations(self._storage))
+
+    def latest(self) -> int | None:
+        """The newest committed step: the highest number; None where there is none."""
+        return max(catalog.generations(self._storage), default=None)
+
+    def open(self, step: int | None = None) -> Checkpoint:
+        """A lazy view of a step (the newest where None) that reads what is asked for.
+
+        Needs no process group and never communicates.
+        """
+        return open_step(self._storage, step, self._options or Options.from_environment())
+
+    def delete(self, step: int) -> None:
+        """Delete a step: the records of all its generations, then their data.
+
+        Raises StepNotFoundError where it is not committed, and InProgressError while a save of
+        this step is running. Call it from one process.
+        """
+        delete_step(self._storage, step, self._options or Options.from_environment())
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._storage.close()
+
+
+def save(
+    url: str | os.PathLike[str],
+    state: Mapping[str, object],
+    *,
+    step: int,
+    overwrite: bool = False,
+    metadata: Mapping[str, object] | None = None,
+    process_group: ProcessGroup | None = None,
+    per_rank: Sequence[str] = (),
+    check_replicas: CheckReplicas = None,
+    storage_options: Mapping[str, object] | None = None,
+    options: Options | None = None,
+) -> SaveHandle:
+    """Save `state` as checkpoint `step` of the store at `url`.
+
+    Every rank of `process_group` (the default group where None, this process alone where there is
+    none) must call it together. `state` is a nested dict of tensors, DTensors, modules,
+    optimizers, objects with `state_dict` and `load_state_dict`, numpy arrays and plain Python
+    values. It may be changed again once the call returns; the step exists from then on.
+
+    `overwrite` replaces a step that exists once the new one is whole. `metadata` is plain JSON of
+    at most 64 KiB, kept in the commit record. `per_rank` are patterns of names whose values differ
+    by rank, as `PerRank`. `check_replicas` compares what several ranks hold: None plain tensors
+    (large ones on the first save of a structure), "always" every replica, "never" none.
+
+    On failure all ranks raise the first cause, with its rank, and no step appears. Raises
+    StepExistsError, StateError, UnsupportedError, StorageError, RankMissingError and, where rank 0
+    is lost while it commits, OutcomeUnknownError.
+    """
+    store = CheckpointStore(url, storage_options)
+    return store.save(
+        state,
+        step=step,
+        overwrite=overwrite,
+        metadata=metadata,
+        process_group=process_group,
+        per_rank=per_rank,
+        check_replicas=check_replicas,
+        options=options,
+    )
+
+
+def load(
+    url: str | os.PathLike[str],
+    state: Mapping[str, object],
+    *,
+    step: int | None = None,
+    strict: bool = True,
+    cast: Cast = None,
+    process_group: ProcessGroup | None = None,
+    collective: bool = True,
+    storage_options: Mapping[str, object] | None = None,
+    options: Options | None = None,
+) -> LoadReport:
+    """Fill `state` in place from checkpoint `step` (the newest where None) of the store at `url`.
+
+    Every rank of `process_group` must call it together, unless `collective` is False: then each
+    process loads by itself. The arrangement may be any other than the one that saved. An item (a
+    top-level entry) that is not in `state` is left alone; everything below the items that are is
+    `strict`: all names must be there on both sides. Without `strict` the report lists what did not
+    match. `cast` are patterns of names whose dtype may differ from the stored one (never float to
+    integer).
+
+    Names, shapes and dtypes are checked on all ranks before anything of any target changes. After
+    an error while reading, the target is undefined. Raises StepNotFoundError, MismatchError,
+    CorruptError, StorageError and RankMissingError.
+    """
+    store = CheckpointStore(url, storage_options)
+    return store.load(
+        state,
+        step=step,
+        strict=strict,
+        cast=cast,
+        process_group=process_group,
+        collective=collective,
+        options=options,
+    )
