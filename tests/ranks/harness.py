@@ -43,7 +43,7 @@ PRELOAD = [
 START_S = 90.0
 
 
-class RanksFailed(AssertionError):
+class RanksFailed(AssertionError):  # noqa: N818  # it reports failures, it is none of ours
     """A function raised, or did not return, on some ranks. `outcomes` holds what each rank did."""
 
     def __init__(self, name: str, outcomes: Sequence[Outcome]) -> None:
