@@ -1,0 +1,30 @@
+"""From a training job's state to arrays and a typed tree, and back into a target.
+
+The only package that knows DTensor, modules, optimizers and other frameworks.
+"""
+
+from ucpstore.describe.match import match
+from ucpstore.describe.perrank import PerRankDocument
+from ucpstore.describe.state import LocalArray, LocalState, describe
+from ucpstore.describe.target import (
+    ArrayInfo,
+    Cast,
+    Read,
+    Target,
+    refuse_unexpected,
+    settle_unexpected,
+)
+
+__all__ = [
+    "ArrayInfo",
+    "Cast",
+    "LocalArray",
+    "LocalState",
+    "PerRankDocument",
+    "Read",
+    "Target",
+    "describe",
+    "match",
+    "refuse_unexpected",
+    "settle_unexpected",
+]

@@ -1,0 +1,151 @@
+"""Values made anew from nodes, for what is handed over rather than filled in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from ucpstore.describe.dtensor import like
+from ucpstore.describe.kinds import array_path, only_values, saved_scalar
+from ucpstore.describe.numpys import to_numpy
+from ucpstore.describe.perrank import coordinate
+from ucpstore.describe.place import Place
+from ucpstore.describe.reads import Reads
+from ucpstore.describe.tensors import whole
+from ucpstore.errors import CorruptError, StateError
+from ucpstore.format.per_rank import alone_path, from_row, packed_path
+from ucpstore.geometry import Box, Piece
+from ucpstore.perrank import PerRank
+from ucpstore.tree.decode import decode
+from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, tag_of
+
+Thunk = Callable[[], object]
+"""Gives a value, once all reads are done."""
+
+ABSENT: Final = object()
+"""What a thunk gives where the checkpoint has nothing for this rank: leave the slot as it is."""
+
+
+def build(
+    reads: Reads,
+    node: Node,
+    place: Place,
+    current: object = None,
+    device: torch.device | str = "cpu",
+) -> Thunk:
+    """A value from a node, its tensors in the layout of those at the same place in `current`.
+
+    A plain tensor of another shape than the current one, and every tensor that `current` does not
+    have, comes as saved: plain, whole, on the device of the current one or else on `device`.
+    """
+    path = array_path(node)
+    if path is not None:
+        return _array(reads, node, place, current, device)
+    tag = tag_of(node)
+    if tag == "scalar":
+        on = current.device if isinstance(current, torch.Tensor) else device
+        return lambda: saved_scalar(node).to(on)
+    if tag == "per_rank":
+        return document(reads, node, PerRank(current), place)
+    if tag == "optimizer":
+        raise StateError(f"{place.shown}: saved from an optimizer; the target has none here")
+    if only_values(node):
+        return lambda: decode(node)
+    if tag in MAPPINGS:
+        return _mapping(reads, node, place, current, device)
+    return _sequence(reads, node, place, current, device)
+
+
+def document(reads: Reads, node: Node, own: PerRank[object], place: Place) -> Thunk:
+    """This rank's document of a per-rank value, decoded; missing where the axis differs."""
+    assert isinstance(node, dict)
+    stored = node["per_rank"]
+    assert isinstance(stored, dict)
+    path, axis, count = str(stored["path"]), stored["axis"], stored["count"]
+    at = coordinate(own, reads.ranks, place.shown)
+    if (at.axis, at.count) != (axis, count):
+        reads.differences.missing.append(place.shown)
+        reads.differences.hints.append(
+            f"{place.shown}: a value per rank, saved for {count} along the axis {axis!r}; the "
+            f"target has {at.count} along {at.axis!r}. Use the same axis and count (PerRank(value, "
+            "axis=...)), leave it out of the target, or pass strict=False to keep the target's"
+        )
+        return lambda: ABSENT
+    alone = alone_path(path, at.index)
+    if alone in reads.arrays:
+        shape = reads.info(alone).shape
+        buffer = torch.empty(shape, dtype=torch.uint8)
+        reads.raw(alone, buffer, whole(shape))
+        return lambda: decode(json.loads(buffer.numpy().tobytes()))
+    packed = packed_path(path)
+    length = reads.info(packed).shape[1]
+    buffer = torch.empty((1, length), dtype=torch.uint8)
+    reads.raw(packed, buffer, (Piece(Box((at.index, 0), (1, length)), Box.whole((1, length))),))
+    return lambda: _unpacked(buffer, packed, at.index)
+
+
+def _unpacked(row: torch.Tensor, key: str, index: int) -> object:
+    data = from_row(row.numpy().tobytes(), key)
+    if data is None:
+        raise CorruptError(f"{key}: row {index} names an array of its own that does not exist")
+    return decode(json.loads(data))
+
+
+def _array(
+    reads: Reads, node: Node, place: Place, current: object, device: torch.device | str
+) -> Thunk:
+    if isinstance(current, np.ndarray):
+        values = reads.fresh(node, place)
+        dtype = current.dtype
+        return lambda: to_numpy(values, dtype)
+    if isinstance(current, DTensor):
+        target: torch.Tensor = like(current, current.dtype)
+    elif isinstance(current, torch.Tensor) and (
+        tuple(current.shape) == reads.info(array_path(node)).shape
+    ):
+        target = torch.empty_like(current.detach())
+    else:
+        on = current.device if isinstance(current, torch.Tensor) else device
+        fresh = reads.fresh(node, place, device=on)
+        return lambda: fresh
+    reads.tensor(target, node, place)
+    return lambda: target
+
+
+def _mapping(
+    reads: Reads, node: Node, place: Place, current: object, device: torch.device | str
+) -> Thunk:
+    now = current if isinstance(current, Mapping) else {}
+    pairs = pairs_of(node)
+    keys = dict.fromkeys(decode(key) for key, _ in pairs)
+    thunks = {
+        key: build(reads, item, place.child(key, keys), now.get(key), device)
+        for key, (_, item) in zip(keys, pairs, strict=True)
+    }
+    empty: Node = {str(tag_of(node)): []}
+
+    def make() -> object:
+        made = decode(empty)
+        assert isinstance(made, dict)
+        values = ((key, thunk()) for key, thunk in thunks.items())
+        made.update((key, value) for key, value in values if value is not ABSENT)
+        return made
+
+    return make
+
+
+def _sequence(
+    reads: Reads, node: Node, place: Place, current: object, device: torch.device | str
+) -> Thunk:
+    now = current if isinstance(current, (list, tuple)) else ()
+    thunks = [
+        build(reads, item, place.child(at, ()), now[at] if at < len(now) else None, device)
+        for at, item in enumerate(items_of(node))
+    ]
+    kind = list if isinstance(node, list) else tuple
+    return lambda: kind(value for value in (thunk() for thunk in thunks) if value is not ABSENT)

@@ -1,0 +1,291 @@
+"""The load side: a target state against a stored tree.
+
+Everything is checked before anything changes: the walk only collects reads, differences and what
+to do at the end. Tensors are read in place; Python values, optimizer states and objects are put
+in place by `Target.finish`, in this order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from ucpstore.describe.build import ABSENT, build, document
+from ucpstore.describe.kinds import only_values, what
+from ucpstore.describe.modules import Entry, entries
+from ucpstore.describe.naming import Named, inner_optimizer, modules_of
+from ucpstore.describe.objects import Stateful, is_stateful
+from ucpstore.describe.optimizer_target import OptimizerTarget
+from ucpstore.describe.perrank import as_per_rank, restore
+from ucpstore.describe.place import ROOT, Place
+from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.reads import Reads
+from ucpstore.describe.schedulers import check_schedulers
+from ucpstore.describe.target import ArrayInfo, Cast, Differences, Target, prefix_hint
+from ucpstore.errors import MismatchError, StateError
+from ucpstore.perrank import PerRank
+from ucpstore.tree.decode import decode
+from ucpstore.tree.nodes import Node, items_of, pairs_of, tag_of
+
+Put = Callable[[object], None]
+"""Puts another value into the slot that a value of the target came from."""
+
+_DICTS = ("dict", "ordered_dict")
+
+
+def match(
+    state: object,
+    tree: Node,
+    arrays: Mapping[str, ArrayInfo],
+    *,
+    strict: bool = True,
+    cast: Cast = None,
+    group_ranks: Mapping[int, int],
+    rank: int | None = None,
+) -> Target:
+    """Check a target against the tree and arrays of a step; no communication, nothing changes.
+
+    `arrays` are those of at least the items that the target names. `cast` are name patterns
+    (`model.*`) of tensors whose stored dtype may differ from the target's. `group_ranks` and
+    `rank` are as in `describe`. Raises one MismatchError (UnsupportedError where nothing else is
+    wrong) that lists all differences.
+    """
+    if not isinstance(state, dict):
+        raise StateError(
+            f"the target must be a dict of items, but it is a {type(state).__name__}; "
+            "e.g. {'model': model, 'optim': optimizer}"
+        )
+    ranks = Ranks.here(group_ranks, rank)
+    patterns = (cast,) if isinstance(cast, str) else tuple(cast or ())
+    differences = Differences()
+    walk = _LoadWalk(Reads(ranks, arrays, patterns, differences), modules_of(state), tree)
+    items, skipped = walk.items(state)
+    check_schedulers(walk.optimizers, walk.objects, differences)
+    walk.reads.refuse_overlaps()
+    differences.refuse(strict=strict, alone=ranks.count == 1)
+    return Target(
+        tuple(walk.reads.found),
+        items,
+        skipped,
+        tuple(differences.missing),
+        tuple(differences.unexpected),
+        walk.finish,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _LoadWalk:
+    """One walk over a target and, beside it, the stored tree."""
+
+    reads: Reads
+    modules: tuple[Named, ...]
+    tree: Node
+    optimizers: list[OptimizerTarget] = field(default_factory=list)
+    objects: list[tuple[Place, Stateful, Node]] = field(default_factory=list)
+    restores: list[tuple[Place, Callable[[], None]]] = field(default_factory=list)
+
+    @property
+    def differences(self) -> Differences:
+        return self.reads.differences
+
+    def items(self, state: dict[object, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Walk the items that the target names; (names loaded, names left out)."""
+        saved = _children(self.tree)
+        for key, value in state.items():
+            place = ROOT.child(key, state)
+            if key in saved:
+                self._walk(value, saved[key], place, _slot(state, key))
+            else:
+                self.differences.missing.append(place.shown)
+        loaded = tuple(str(key) for key in state if key in saved)
+        return loaded, tuple(str(key) for key in saved if key not in state)
+
+    def finish(self) -> None:
+        """Put everything in place that is not a tensor of the target; after all reads, once."""
+        for put in self.reads.values:
+            put()
+        for optimizer in self.optimizers:
+            optimizer.finish()
+        for place, action in self.restores:
+            try:
+                action()
+            except Exception as error:
+                raise StateError(
+                    f"{place.shown}: it refused its saved state: {type(error).__name__}: {error}. "
+                    "The target is undefined now; load again, without this item or into an object "
+                    "built as the saved one was"
+                ) from error
+
+    def _walk(self, value: object, node: Node, place: Place, put: Put) -> None:
+        self.differences.attempt(self._one, value, node, place, put)
+
+    def _one(self, value: object, node: Node, place: Place, put: Put) -> None:
+        own = as_per_rank(value)
+        if own is not None or tag_of(node) == "per_rank":
+            self._per_rank(value, own or PerRank(value), node, place, put)
+        elif isinstance(value, torch.Tensor):
+            self.reads.tensor(value, node, place)
+        elif isinstance(value, np.ndarray):
+            self.reads.numpy(value, node, place)
+        elif isinstance(value, nn.Module):
+            self._module(value, node, place)
+        elif (optimizer := inner_optimizer(value, place.shown)) is not None:
+            self._optimizer(optimizer, node, place)
+        elif is_stateful(value):
+            self._object(value, node, place)
+        elif isinstance(value, dict) and type(value) is not Counter:
+            self._dict(value, node, place)
+        elif only_values(node) and _only_python(value):
+            self._value(value, node, put)
+        elif type(value) in (list, tuple):
+            assert isinstance(value, (list, tuple))
+            self._sequence(value, node, place, put)
+        else:
+            raise MismatchError(
+                f"{place.shown}: the target is a {type(value).__name__}, but {what(node)} was saved"
+            )
+
+    def _value(self, value: object, node: Node, put: Put) -> None:
+        if type(value) is list and isinstance(node, list):
+            kept: list[object] = value
+
+            def replace() -> None:
+                kept[:] = decode(node)  # type: ignore[call-overload]
+
+            self.reads.values.append(replace)
+        else:
+            self.reads.values.append(lambda: put(decode(node)))
+
+    def _dict(self, value: dict[object, object], node: Node, place: Place) -> None:
+        if tag_of(node) not in _DICTS:
+            raise MismatchError(f"{place.shown}: the target is a dict, but {what(node)} was saved")
+        saved = _children(node)
+        self._names(dict.fromkeys(value), saved, place)
+        for key, item in value.items():
+            if key in saved:
+                self._walk(item, saved[key], place.child(key, value), _slot(value, key))
+        if not value and "state" in place.shown and any(type(key) is int for key in saved):
+            self.differences.hints.append(
+                f"{place.shown}: the state_dict() of an optimizer that has not stepped yet has no "
+                "place for states; pass the optimizer itself"
+            )
+
+    def _sequence(
+        self, value: list[object] | tuple[object, ...], node: Node, place: Place, put: Put
+    ) -> None:
+        kind = type(value).__name__
+        if not isinstance(node, list) and tag_of(node) != "tuple":
+            raise MismatchError(
+                f"{place.shown}: the target is a {kind}, but {what(node)} was saved"
+            )
+        saved = items_of(node)
+        if len(saved) != len(value):
+            raise MismatchError(
+                f"{place.shown}: saved with {len(saved)} elements, the target has {len(value)}"
+            )
+        items = value if isinstance(value, list) else list(value)
+        for at, (item, part) in enumerate(zip(value, saved, strict=True)):
+            self._walk(item, part, place.child(at, ()), _slot(items, at))
+        if isinstance(value, tuple):
+            # rebuilt around the same tensors, for the values beside them
+            self.reads.values.append(lambda: put(tuple(items)))
+
+    def _module(self, module: nn.Module, node: Node, place: Place) -> None:
+        if tag_of(node) not in _DICTS:
+            raise MismatchError(
+                f"{place.shown}: the target is a module, but {what(node)} was saved"
+            )
+        saved = _children(node)
+        found = {entry.name: entry for entry in entries(module, place.shown)}
+        self._names(dict.fromkeys(found), saved, place)
+        for name, entry in found.items():
+            if name in saved:
+                inside = place.child(name, found)
+                if entry.tensor is not None:
+                    self.reads.tensor(entry.tensor, saved[name], inside)
+                else:
+                    self.differences.attempt(self._extra, entry, saved, inside)
+
+    def _extra(self, entry: Entry, saved: Mapping[object, Node], place: Place) -> None:
+        assert entry.extra_of is not None
+        owner = entry.extra_of
+        thunk = build(self.reads, saved[entry.name], place, owner.get_extra_state())
+        self.restores.append((place, lambda: owner.set_extra_state(thunk())))
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, node: Node, place: Place) -> None:
+        if tag_of(node) != "optimizer":
+            raise MismatchError(
+                f"{place.shown}: the target is an optimizer, but {what(node)} was saved; an "
+                "optimizer's state_dict() can be loaded into a dict of the same form only"
+            )
+        target = OptimizerTarget(optimizer, node, place, self.reads, self.modules, self.tree)
+        target.match()
+        self.optimizers.append(target)
+
+    def _object(self, value: Stateful, node: Node, place: Place) -> None:
+        thunk = build(self.reads, node, place, value.state_dict())
+        self.objects.append((place, value, node))
+
+        def hand_over() -> None:
+            value.load_state_dict(thunk())
+
+        self.restores.append((place, hand_over))
+
+    def _per_rank(
+        self, value: object, own: PerRank[object], node: Node, place: Place, put: Put
+    ) -> None:
+        if tag_of(node) != "per_rank":
+            raise MismatchError(
+                f"{place.shown}: the target differs by rank, but {what(node)} was saved for all "
+                "ranks; pass it without PerRank"
+            )
+        thunk = document(self.reads, node, own, place)
+
+        def apply() -> None:
+            stored = thunk()
+            if stored is not ABSENT:
+                put(restore(value, stored))
+
+        self.restores.append((place, apply))
+
+    def _names(
+        self, target: Mapping[object, object], saved: Mapping[object, Node], place: Place
+    ) -> None:
+        missing = [key for key in target if key not in saved]
+        unexpected = [key for key in saved if key not in target]
+        self.differences.missing += [place.child(key, target).shown for key in missing]
+        self.differences.unexpected += [place.child(key, saved).shown for key in unexpected]
+        hint = prefix_hint(
+            {str(key) for key in missing}, {str(key) for key in unexpected}, place.shown
+        )
+        if hint:
+            self.differences.hints.append(hint)
+
+
+def _children(node: Node) -> dict[object, Node]:
+    return {decode(key): child for key, child in pairs_of(node)}
+
+
+def _slot(container: object, key: object) -> Put:
+    def put(value: object) -> None:
+        container[key] = value  # type: ignore[index]
+
+    return put
+
+
+def _only_python(value: object) -> bool:
+    """Whether a value of the target holds nothing that is filled in place."""
+    if isinstance(value, dict):
+        return all(_only_python(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(_only_python(item) for item in value)
+    return not (
+        isinstance(value, (torch.Tensor, np.ndarray, nn.Module, torch.optim.Optimizer))
+        or as_per_rank(value) is not None
+        or is_stateful(value)
+    )

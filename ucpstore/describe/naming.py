@@ -1,0 +1,115 @@
+"""Names of an optimizer's parameters, taken from the modules of the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ucpstore.describe.modules import parameter_names
+from ucpstore.describe.place import ROOT, Place
+from ucpstore.errors import StateError, UnsupportedError
+from ucpstore.perrank import PerRank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """A module of the state, its keys in the state, and the names of its parameters."""
+
+    keys: tuple[object, ...]
+    shown: str
+    names: Mapping[nn.Parameter, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A parameter's name in the optimizer: `prefix` is the module's key where there are several."""
+
+    prefix: str
+    fqn: str
+    module: Named
+
+    def __str__(self) -> str:
+        return f"{self.prefix}.{self.fqn}" if self.prefix else self.fqn
+
+
+def modules_of(state: object) -> tuple[Named, ...]:
+    """Every module in a state's dicts, lists and tuples, in order."""
+    return tuple(_find(state, (), ROOT))
+
+
+def _find(value: object, keys: tuple[object, ...], place: Place) -> Iterator[Named]:
+    if isinstance(value, nn.Module):
+        yield Named(keys, place.shown, parameter_names(value, place.shown))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _find(item, (*keys, key), place.child(key, value))
+    elif type(value) in (list, tuple):
+        assert isinstance(value, (list, tuple))
+        for at, item in enumerate(value):
+            yield from _find(item, (*keys, at), place.child(at, ()))
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer, modules: Sequence[Named], where: str
+) -> dict[torch.Tensor, Name]:
+    """A name for each parameter of the optimizer's groups.
+
+    It is relative to the first module that holds all of them; where none does, each has the name
+    in the first module that holds it, behind that module's key in the state.
+    """
+    parameters = [
+        (parameter, at)
+        for at, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    ]
+    for module in modules:
+        if all(parameter in module.names for parameter, _ in parameters):
+            return {p: Name("", module.names[p], module) for p, _ in parameters}
+    found: dict[torch.Tensor, Name] = {}
+    for number, (parameter, at) in enumerate(parameters):
+        holder = next((module for module in modules if parameter in module.names), None)
+        if holder is None:
+            raise StateError(
+                f"{where}: parameter {number} of the optimizer (group {at}, shape "
+                f"{tuple(parameter.shape)}) is in no module of the state, so it has no name; add "
+                "the module that holds it, e.g. {'model': model, 'optim': optimizer}"
+            )
+        found[parameter] = Name(holder.shown, holder.names[parameter], holder)
+    return found
+
+
+def inner_optimizer(value: object, where: str) -> torch.optim.Optimizer | None:
+    """The optimizer whose state counts, inside of wrappers; None for other values.
+
+    Raises UnsupportedError for one whose `state_dict` shows that its state lies elsewhere.
+    """
+    if isinstance(value, PerRank):
+        return None
+    inner = getattr(value, "optimizer", None)
+    if isinstance(value, torch.optim.Optimizer):
+        plain = type(value).state_dict is torch.optim.Optimizer.state_dict
+        if plain:
+            return value
+        if isinstance(inner, torch.optim.Optimizer):
+            return inner_optimizer(inner, where)
+        shown = value.state_dict()
+        states = shown.get("state") if isinstance(shown, dict) else None
+        if (
+            isinstance(states, dict)
+            and set(shown) == {"state", "param_groups"}
+            and len(states) == len(value.state)
+        ):
+            return value
+        raise UnsupportedError(
+            f"{where}: {type(value).__qualname__} keeps state that its `state` does not hold; put "
+            "the optimizers that it is made of into the state one by one"
+        )
+    wrapper = hasattr(value, "param_groups") and not isinstance(value, type)
+    return (
+        inner_optimizer(inner, where)
+        if wrapper and isinstance(inner, torch.optim.Optimizer)
+        else None
+    )

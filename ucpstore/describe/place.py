@@ -1,0 +1,65 @@
+"""Places in the state tree: what a user calls them and where their arrays lie."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from ucpstore.errors import StateError, UnsupportedError
+from ucpstore.format.paths import join, segment_of
+from ucpstore.tree.nodes import MAX_DEPTH
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One value's place.
+
+    `shown` joins the keys with dots, `model.layers.0.wq.weight`: messages and name patterns use
+    it. `path` is the storage path, segments escaped. `name` is `shown` without the item's key,
+    from which dimension names are made; that of a top-level leaf is its key.
+    """
+
+    shown: str = ""
+    path: str = ""
+    name: str = ""
+    depth: int = 0
+
+    @property
+    def item(self) -> str:
+        """What ties and selections go by: the item's segment, empty for all top-level leaves."""
+        return self.path.partition("/")[0] if self.depth > 1 else ""
+
+    def child(self, key: object, siblings: Collection[object]) -> Place:
+        """The place of one element; `siblings` are all keys of the container."""
+        text = str(key)
+        shown = f"{self.shown}.{text}" if self.depth else text
+        if self.depth >= MAX_DEPTH:
+            raise StateError(
+                f"{shown[:200]}: containers nest deeper than {MAX_DEPTH}, or one holds itself; "
+                "flatten the state"
+            )
+        try:
+            path = join(self.path, segment_of(key, siblings))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{shown}: {error}") from None
+        name = f"{self.name}.{text}" if self.depth > 1 else text
+        return Place(shown, path, name, self.depth + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owner:
+    """The parameter that an optimizer's state belongs to, and its name in the optimizer."""
+
+    parameter: torch.Tensor
+    name: str
+
+
+ROOT = Place()
+"""The state itself; its children are the items."""
+
+
+def dimension_names(name: str, dims: int) -> tuple[str, ...]:
+    """Names that are equal for arrays of one parameter and differ from every other's."""
+    return tuple(f"{name}:{dim}" for dim in range(dims))

@@ -1,0 +1,222 @@
+"""The save side: from the user's state to arrays, a typed tree and per-rank documents.
+
+Only metadata is read: no tensor is copied but for foreign byte orders, pending conjugations and
+0-d values that lie in the tree.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ucpstore.describe.modules import EXTRA_STATE, entries
+from ucpstore.describe.naming import Named, inner_optimizer, modules_of
+from ucpstore.describe.numpys import from_numpy
+from ucpstore.describe.objects import is_stateful
+from ucpstore.describe.optimizers import optimizer_node
+from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
+from ucpstore.describe.place import ROOT, Owner, Place, dimension_names
+from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.tensors import hold, memory_of, plain
+from ucpstore.errors import StateError
+from ucpstore.format.documents import canonical
+from ucpstore.geometry import ArraySpec, Piece
+from ucpstore.perrank import PerRank
+from ucpstore.tree.encode import encode, encode_value
+from ucpstore.tree.nodes import Node
+
+_MAPPING_TAGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered_dict"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalArray:
+    """One array and what this rank holds of it.
+
+    `tensor` is plain and detached, of any device and strides, and shares memory with the state.
+    `pieces` pair boxes of the array with boxes of `tensor`. `plain` says that it is no DTensor, so
+    that every rank describing it is taken to hold the same values.
+    """
+
+    spec: ArraySpec
+    tensor: torch.Tensor
+    pieces: tuple[Piece, ...]
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalState:
+    """The state as this rank sees it; `arrays` and `per_rank` are sorted by path."""
+
+    tree: Node
+    arrays: tuple[LocalArray, ...]
+    per_rank: tuple[PerRankDocument, ...]
+
+
+def describe(
+    state: object,
+    *,
+    per_rank: Sequence[str] | str = (),
+    group_ranks: Mapping[int, int],
+    rank: int | None = None,
+) -> LocalState:
+    """Describe a state; no communication, and nothing in it changes.
+
+    `per_rank` are name patterns (`loader.*`, as in fnmatch, over names joined with dots) of values
+    that differ by rank. `group_ranks` maps global ranks to ranks of the process group, `rank` is
+    this process's rank in it (needed only where torch.distributed is not initialised). Raises
+    StateError or UnsupportedError, naming the path, for whatever cannot be stored.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"the state must be a dict of items, but it is a {type(state).__name__}; "
+            "e.g. {'model': model, 'optim': optimizer}"
+        )
+    patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
+    walk = _SaveWalk(Ranks.here(group_ranks, rank), patterns, modules_of(dict(state)))
+    tree = walk.value(dict(state), ROOT)
+    return LocalState(
+        tree,
+        tuple(walk.arrays[path] for path in sorted(walk.arrays)),
+        tuple(sorted(walk.documents, key=lambda document: document.path)),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _SaveWalk:
+    """One walk over a state.
+
+    `first` has the path of the first array of each memory. Ties do not reach over items, which can
+    be loaded without each other; all top-level leaves are one scope. `kept` keeps every
+    tensor alive meanwhile, so that no memory is used twice and taken for a tie.
+    """
+
+    ranks: Ranks
+    patterns: tuple[str, ...]
+    modules: tuple[Named, ...]
+    arrays: dict[str, LocalArray] = field(default_factory=dict)
+    documents: list[PerRankDocument] = field(default_factory=list)
+    first: dict[object, str] = field(default_factory=dict)
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+    def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
+        """The node of any value; see `ucpstore.describe.optimizers.Walk`."""
+        own = self._per_rank(value, place)
+        if own is not None:
+            return self._document(own, place)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, place, owner)
+        if isinstance(value, np.ndarray):
+            return self._array(from_numpy(value, place.shown), place, tie=False)
+        if isinstance(value, nn.Module):
+            return self._module(value, place)
+        optimizer = inner_optimizer(value, place.shown)
+        if optimizer is not None:
+            return optimizer_node(optimizer, self.modules, place, self)
+        if is_stateful(value):
+            return self.value(value.state_dict(), place)
+        return self._container(value, place, owner)
+
+    def _container(self, value: object, place: Place, owner: Owner | None) -> Node:
+        if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
+            return self._module_dict(value, place)
+        tag = _MAPPING_TAGS.get(type(value))
+        if tag is not None:
+            assert isinstance(value, dict)
+            return {
+                tag: [
+                    [
+                        encode(key, f"{place.shown} (a key)"),
+                        self.value(item, place.child(key, value), owner),
+                    ]
+                    for key, item in value.items()
+                ]
+            }
+        if type(value) in (list, tuple):
+            assert isinstance(value, (list, tuple))
+            items = [self.value(item, place.child(at, ()), owner) for at, item in enumerate(value)]
+            return items if isinstance(value, list) else {"tuple": items}
+        return encode(value, place.shown)
+
+    def _per_rank(self, value: object, place: Place) -> PerRank[object] | None:
+        own = as_per_rank(value)
+        if (
+            own is None
+            and place.depth
+            and any(fnmatchcase(place.shown, pattern) for pattern in self.patterns)
+        ):
+            return PerRank(value)
+        return own
+
+    def _document(self, own: PerRank[object], place: Place) -> Node:
+        at = coordinate(own, self.ranks, place.shown)
+        data = canonical(encode_value(contents(own.value, place.shown), place.shown))
+        self.documents.append(PerRankDocument(place.path, at.axis, at.index, at.count, data))
+        return {"per_rank": {"path": place.path, "axis": at.axis, "count": at.count}}
+
+    def _module(self, module: nn.Module, place: Place) -> Node:
+        found = entries(module, place.shown)
+        names = {entry.name for entry in found}
+        pairs: list[Node] = []
+        for entry in found:
+            inside = place.child(entry.name, names)
+            if entry.tensor is not None:
+                node = self._array(entry.tensor, inside, identity=("identity", id(entry.tensor)))
+            else:
+                assert entry.extra_of is not None
+                node = self.value(entry.extra_of.get_extra_state(), inside)
+            pairs.append([entry.name, node])
+        return {"dict": pairs}
+
+    def _module_dict(self, values: Mapping[object, object], place: Place) -> Node:
+        """What `module.state_dict()` returned: the same node as that of the module."""
+        pairs: list[Node] = []
+        for key, value in values.items():
+            inside = place.child(key, values)
+            if isinstance(value, torch.Tensor) and not str(key).endswith(EXTRA_STATE):
+                node = self._array(value, inside)
+            else:
+                node = self.value(value, inside)
+            pairs.append([encode(key, place.shown), node])
+        return {"dict": pairs}
+
+    def _tensor(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
+        if tensor.dim() == 0 and not isinstance(tensor, DTensor):
+            return encode(plain(tensor, place.shown).cpu(), place.shown)
+        if owner is None:
+            return self._array(tensor, place)
+        names = None
+        if tensor.shape == owner.parameter.shape:
+            names = dimension_names(owner.name, tensor.dim())
+        return self._array(tensor, place, names=names, tie=False)
+
+    def _array(
+        self,
+        tensor: torch.Tensor,
+        place: Place,
+        *,
+        names: tuple[str, ...] | None = None,
+        identity: object | None = None,
+        tie: bool = True,
+    ) -> Node:
+        held = hold(tensor, self.ranks, place.shown)
+        self.kept.append(tensor)
+        if tie:
+            keys = [(place.item, key) for key in (identity, memory_of(tensor)) if key is not None]
+            known = next((self.first[key] for key in keys if key in self.first), None)
+            if known is not None:
+                return {"link": known}
+            self.first.update((key, place.path) for key in keys)
+        if names is None:
+            names = dimension_names(place.name, len(held.shape))
+        spec = ArraySpec(place.path, held.shape, held.dtype, names, held.partition)
+        if place.path in self.arrays:
+            raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
+        self.arrays[place.path] = LocalArray(spec, held.local, held.pieces, held.partition is None)
+        return {"array": place.path}

@@ -1,0 +1,186 @@
+"""What a load has to do, and everything in which a target does not fit a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import ParamSpec
+
+import torch
+
+from ucpstore import dtypes
+from ucpstore.errors import MismatchError, StateError, UnsupportedError
+from ucpstore.geometry import Index, Piece
+
+Cast = str | Sequence[str] | None
+"""Name patterns (as in fnmatch, over names joined with dots) of tensors that may be converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """Shape and dtype name of a stored array."""
+
+    shape: Index
+    dtype: str
+
+
+Arrays = Mapping[str, ArrayInfo]
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Fill the boxes of `tensor` with those of the stored array at `path`.
+
+    `tensor` is plain and detached, of any device and strides, and not necessarily of the stored
+    `dtype`: values are converted as `torch.Tensor.to` does.
+    """
+
+    path: str
+    tensor: torch.Tensor
+    pieces: tuple[Piece, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A checked target. Nothing in it has changed yet.
+
+    Carry out `reads` in any order, then call `finish` once. `items` are the names of the items
+    that are loaded, `skipped` of those that the target leaves out. `missing` and `unexpected` are
+    names, joined with dots, that only the target, or only the checkpoint has: where the process
+    group has several ranks, `unexpected` may be filled in a strict load too, since other ranks may
+    have the rest; see `settle_unexpected`.
+    """
+
+    reads: tuple[Read, ...]
+    items: tuple[str, ...]
+    skipped: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    finish: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Differences:
+    """Collects all differences, so that one error can list them. Each is one line of text."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
+
+    def refuse(self, *, strict: bool, alone: bool) -> None:
+        """Raise one error that lists everything that keeps the load from going on.
+
+        `alone`: no other rank can hold what this one's target has no place for.
+        """
+        missing = self.missing if strict else []
+        unexpected = self.unexpected if strict else []
+        if self.unsupported and not (self.problems or missing):
+            raise UnsupportedError("\n".join(self.unsupported))
+        problems = [*self.unsupported, *self.problems]
+        if problems or missing or (unexpected and alone):
+            raise MismatchError(_message(missing, unexpected, problems, self.hints))
+
+    def attempt(self, action: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Run a check; what it refuses becomes one of the differences."""
+        try:
+            action(*args, **kwargs)
+        except UnsupportedError as error:
+            self.unsupported.append(str(error))
+        except StateError as error:
+            self.problems.append(str(error))
+
+
+def settle_unexpected(
+    ranks: Iterable[tuple[Collection[str], Collection[str]]],
+) -> tuple[str, ...]:
+    """Names that no rank of a process group has a place for, of each rank's (items, unexpected).
+
+    Ranks may hold different parts of an item, as pipeline stages do: what one of them has a place
+    for is expected on all. A rank whose target leaves the item out does not count.
+    """
+    reports = [(frozenset(items), frozenset(names)) for items, names in ranks]
+    everywhere = []
+    for name in sorted(frozenset().union(*(names for _, names in reports))):
+        selecting = [
+            names
+            for items, names in reports
+            if any(name == item or name.startswith(f"{item}.") for item in items)
+        ]
+        if all(name in names for names in selecting):
+            everywhere.append(name)
+    return tuple(everywhere)
+
+
+def refuse_unexpected(names: Sequence[str]) -> None:
+    """Raise the error of a strict load for names that no target has a place for, if any."""
+    if names:
+        raise MismatchError(_message([], names, [], []))
+
+
+def _message(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    problems: Sequence[str],
+    hints: Sequence[str],
+) -> str:
+    count = len(missing) + len(unexpected) + len(problems)
+    lines = [
+        f"the target does not fit the checkpoint ({count} "
+        f"difference{'' if count == 1 else 's'}); nothing was changed"
+    ]
+    if missing:
+        lines.append(f"  not in the checkpoint: {', '.join(missing)}")
+    if unexpected:
+        lines.append(f"  not in the target: {', '.join(unexpected)}")
+    lines.extend(f"  {problem}" for problem in problems)
+    lines.extend(f"  {hint}" for hint in hints)
+    if (missing or unexpected) and not hints:
+        lines.append(
+            "  leave whole items out of the target to select, or pass strict=False to load what "
+            "both have"
+        )
+    return "\n".join(lines)
+
+
+_RANK = {"bool": 0, "int": 1, "float": 2, "complex": 3}
+
+
+def dtype_problem(shown: str, stored: str, wanted: str, cast: Sequence[str]) -> str | None:
+    """Why an array of dtype `stored` cannot fill a target of dtype `wanted`; None where it can.
+
+    Conversions that `cast` names are allowed within a kind of numbers and to a wider one (bool,
+    int, float, complex), never to a narrower.
+    """
+    if stored == wanted:
+        return None
+    text = f"{shown}: stored as {stored}, the target is {wanted}"
+    if _RANK[dtypes.kind(stored)] > _RANK[dtypes.kind(wanted)]:
+        return (
+            f"{text}; {dtypes.kind(stored)} is never converted to {dtypes.kind(wanted)}, "
+            f"make the target {stored}"
+        )
+    if any(fnmatchcase(shown, pattern) for pattern in cast):
+        return None
+    return f"{text}; make the target {stored}, or allow the conversion: cast={shown!r}"
+
+
+def prefix_hint(missing: Collection[str], unexpected: Collection[str], shown: str) -> str | None:
+    """What to say where names differ only by the prefix that a wrapper adds."""
+    for prefix in ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
+        for names, others, side in (
+            (missing, unexpected, "target"),
+            (unexpected, missing, "checkpoint"),
+        ):
+            wrapped = [name for name in names if prefix in name]
+            if wrapped and any(name.replace(prefix, "") in others for name in wrapped):
+                return (
+                    f"{shown}: names of the {side} differ by the prefix {prefix!r} that a wrapper "
+                    "(DistributedDataParallel, torch.compile) adds to a state_dict; pass the "
+                    "module itself instead of its state_dict(), wrappers are seen through"
+                )
+    return None

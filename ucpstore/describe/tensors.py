@@ -1,0 +1,176 @@
+"""Tensors as this rank holds them: global shape, dtype name, partition, and plain local memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from ucpstore import dtypes
+from ucpstore.describe.dtensor import local_of, partition_of
+from ucpstore.describe.ranks import Ranks
+from ucpstore.errors import UnsupportedError
+from ucpstore.geometry import Box, Index, Partition, Piece, fragments
+
+_LAZY: tuple[type, ...] = (
+    torch.nn.parameter.UninitializedParameter,
+    torch.nn.parameter.UninitializedBuffer,
+)
+
+Memory = tuple[object, ...]
+"""Equal for two tensors that are the same memory seen in the same way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """One tensor of the state and what this rank holds of it.
+
+    `local` is a plain torch.Tensor, detached, of any device and strides, that shares memory with
+    the tensor of the state. `pieces` pair boxes of the global `shape` with boxes of `local`.
+    `partition` is None for a plain tensor, which every rank that has it holds whole.
+    """
+
+    local: torch.Tensor
+    shape: Index
+    dtype: str
+    partition: Partition | None
+    pieces: tuple[Piece, ...]
+
+
+def hold(tensor: torch.Tensor, ranks: Ranks, where: str) -> Held:
+    """What this rank holds of `tensor`; UnsupportedError, naming `where`, if it cannot be stored.
+
+    Views with a pending conjugation or negation are resolved, which copies them.
+    """
+    partition = None
+    tensor = _waited(tensor)
+    shape = tuple(tensor.shape)
+    if isinstance(tensor, DTensor):
+        partition = partition_of(tensor, ranks, where)
+        local = plain(_waited(local_of(tensor, partition, ranks, where)), where)
+        pieces = fragments(partition, shape).get(ranks.rank, ())
+    else:
+        local = plain(tensor, where)
+        pieces = whole(shape)
+    return Held(local, shape, dtype_name(local.dtype, where), partition, pieces)
+
+
+def whole(shape: Index) -> tuple[Piece, ...]:
+    """The single piece of a tensor that is held entirely; none for a tensor without elements."""
+    box = Box.whole(shape)
+    return (Piece(box, box),) if box.size else ()
+
+
+def dtype_name(dtype: torch.dtype, where: str) -> str:
+    """The Zarr name of a dtype; UnsupportedError names `where` if it has none."""
+    try:
+        return dtypes.to_name(dtype)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{where}: {error}") from None
+
+
+def plain(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    """The same memory as a detached torch.Tensor; refused where the values lie elsewhere."""
+    kind = type(tensor)
+    if isinstance(tensor, _LAZY):
+        raise UnsupportedError(
+            f"{where}: the parameter of a lazy module has no shape yet; run one forward pass first"
+        )
+    if getattr(tensor, "_is_flat_param", False):
+        raise UnsupportedError(
+            f"{where}: FullyShardedDataParallel (FSDP1) flattens parameters and loses their names; "
+            "use torch.distributed.fsdp.fully_shard"
+        )
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise UnsupportedError(
+            f"{where}: a tensor of type {kind.__module__}.{kind.__qualname__} keeps its values in "
+            "its own way, which has no stored form; save the tensors it is made of, or an object "
+            "with state_dict() and load_state_dict()"
+        )
+    if tensor.is_quantized:
+        raise UnsupportedError(
+            f"{where}: quantized tensors cannot be stored; save int_repr(), scales and zero points"
+        )
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise UnsupportedError(
+            f"{where}: a tensor of layout {layout} cannot be stored; save its dense form, or its "
+            "indices and values as tensors of their own"
+        )
+    if tensor.is_meta:
+        raise UnsupportedError(
+            f"{where}: a tensor on the meta device has no memory; materialise it first, e.g. "
+            "module.to_empty(device=...)"
+        )
+    tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    return tensor.resolve_conj().resolve_neg()
+
+
+def memory_of(tensor: torch.Tensor) -> Memory | None:
+    """Equal for tied tensors; None for a tensor that is tied to nothing since it has no elements.
+
+    A DTensor without elements on this rank keeps its identity, which other ranks see as well.
+    """
+    if isinstance(tensor, DTensor):
+        inner = _view_of(tensor._local_tensor)
+        mesh = tensor.device_mesh
+        return (*inner, tuple(tensor.shape), mesh, tensor.placements)
+    return _view_of(tensor) if tensor.numel() else None
+
+
+def _view_of(tensor: torch.Tensor) -> Memory:
+    storage = tensor.untyped_storage()
+    return (
+        # not data_ptr(): it is 0 for every empty storage
+        storage._cdata,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def _waited(tensor: torch.Tensor) -> torch.Tensor:
+    """The result of a pending functional collective, else the tensor itself."""
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        return cast(torch.Tensor, tensor.wait())  # type: ignore[attr-defined]
+    return tensor
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether one memory cell may stand for several elements, as in an expanded tensor."""
+    reach = 0
+    dims = sorted(
+        (stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    if tensor.numel() <= 1:
+        return False
+    for stride, extent in dims:
+        if extent == 1:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
+
+
+def share_elements(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two views of one storage have a memory cell in common."""
+    base = min(left.data_ptr(), right.data_ptr())
+    marks = []
+    for view in (left, right):
+        size = view.element_size()
+        start = view.data_ptr() - base
+        last = sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True))
+        cells = torch.zeros(start + (last + 1) * size, dtype=torch.bool)
+        shape = (*view.shape, size)
+        cells.as_strided(shape, (*(step * size for step in view.stride()), 1), start).fill_(True)
+        marks.append(cells)
+    common = min(len(cells) for cells in marks)
+    return bool((marks[0][:common] & marks[1][:common]).any())
