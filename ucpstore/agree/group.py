@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _PREFIX = "ucpstore"
+_NO_MEMBER = (
+    "this process is not a member of the process group it was given; call it on the members only"
+)
 
 
 class Group:
@@ -92,33 +95,26 @@ def _distributed(process_group: object) -> Group:
     from torch.distributed import distributed_c10d as c10d
 
     if process_group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise AgreementError(
-            "this process is not a member of the process group it was given; "
-            "call it on the members only"
-        )
+        raise AgreementError(_NO_MEMBER)
     if not isinstance(process_group, dist.ProcessGroup):
         raise AgreementError(
             f"process_group must be a torch process group, but it is a "
             f"{type(process_group).__name__}; of a DeviceMesh, pass mesh.get_group()"
         )
+    # Of a group that was destroyed nothing is known, and the lookups raise one of these.
+    try:
+        rank = dist.get_rank(process_group)
+        global_ranks = tuple(dist.get_process_group_ranks(process_group))
+        store = c10d._get_process_group_store(process_group)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise AgreementError(
+            "the process group is not initialised, or was destroyed; pass one that is in use"
+        ) from error
+    if rank < 0:
+        raise AgreementError(_NO_MEMBER)
     with _known_lock:
         group = _known.get(process_group)
         if group is None:
-            # Of a group that was destroyed nothing is known, and the lookups raise KeyError or
-            # ValueError.
-            try:
-                rank = dist.get_rank(process_group)
-                global_ranks = tuple(dist.get_process_group_ranks(process_group))
-                store = c10d._get_process_group_store(process_group)
-            except (KeyError, ValueError, RuntimeError) as error:
-                raise AgreementError(
-                    f"the process group is not initialised, or was destroyed: {error}"
-                ) from error
-            if rank < 0:
-                raise AgreementError(
-                    "this process is not a member of the process group it was given; "
-                    "call it on the members only"
-                )
             group = Group(rank, global_ranks, _key_value(process_group, store))
             _known[process_group] = group
         return group
