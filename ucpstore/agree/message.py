@@ -36,12 +36,10 @@ class Failure:
 
     def error(self) -> errors.UcpstoreError:
         """The exception to raise on the other ranks."""
-        kind = getattr(errors, self.name, errors.AgreementError)
-        return kind(self.text) if issubclass(kind, errors.UcpstoreError) else _unknown(self)
-
-
-def _unknown(failure: Failure) -> errors.UcpstoreError:
-    return errors.AgreementError(failure.text)
+        kind = getattr(errors, self.name, None)
+        if isinstance(kind, type) and issubclass(kind, errors.UcpstoreError):
+            return kind(self.text)
+        return errors.AgreementError(self.text)
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
