@@ -198,7 +198,14 @@ def train(
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     generator = torch.Generator().manual_seed(1)
-    state = {"model": model, "optim": optimizer, "sched": scheduler, "generator": generator}
+    state = {
+        "model": model,
+        "optim": optimizer,
+        "sched": scheduler,
+        # Ranks keep generators of their own, unless told otherwise. This one is the same on all
+        # of them, so it is number 0 of 1, and any number of ranks can have it back.
+        "batches": ucpstore.PerRank(generator, axis=("batches", 0, 1)),
+    }
 
     if resume_from is not None:
         loaded = ucpstore.load(url, state, step=resume_from)
@@ -322,15 +329,35 @@ def print_losses(first: int, through: list[float], resumed: list[list[float]]) -
 
 
 def open_elsewhere(url: str, step: int) -> None:
-    """Read the same checkpoint through ucpstore, zarr and xarray."""
+    """Read the same checkpoint with ucpstore, with zarr and with xarray."""
     import xarray
     import zarr
 
     name = "embeddings.word_embeddings.weight"
     checkpoint = ucpstore.CheckpointStore(url).open(step)
-    print(f"ucpstore  rows 2000:2002 of {name}:")
-    print(f"          {checkpoint['model'][name][2000:2002]}")
-    print(zarr.__version__, xarray.__version__)
+    rows = checkpoint["model"][name][2000:2002, :4]
+    print(f"ucpstore  {name}[2000:2002, :4]")
+    print("          " + str(rows.numpy()).replace("\n", "\n          "))
+
+    folder = f"{url.rstrip('/')}/{checkpoint.path}"
+    array = zarr.open_group(f"{folder}/model", mode="r")[name]
+    same = bool((array[2000:2002, :4] == rows.numpy()).all())
+    print(
+        f"zarr      {array.shape} {array.dtype}, objects {array.shards}, chunks {array.chunks}:",
+        end=" ",
+    )
+    print("the same values" if same else "OTHER VALUES")
+
+    # The optimizer's states are named like the parameters, and so are their dimensions.
+    weights = xarray.open_zarr(f"{folder}/model", chunks=None)
+    moments = xarray.open_zarr(f"{folder}/optim/exp_avg_sq", chunks=None, consolidated=False)
+    print(
+        "xarray    root mean square of each layer's query weights, and of Adam's gradients for them"
+    )
+    for layer in range(6):
+        query = f"encoder.layer.{layer}.attention.self.query.weight"
+        weight, gradient = (weights[query] ** 2).mean() ** 0.5, moments[query].mean() ** 0.5
+        print(f"          layer {layer}  {weight.item():.4f}  {gradient.item():.1e}")
 
 
 if __name__ == "__main__":
