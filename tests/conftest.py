@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-pytest_plugins = ("ranks.plugin",)
+pytest.register_assert_rewrite("services.storage_suite")
 
 from services.seaweed import S3Service, Seaweed, external_service
+
+pytest_plugins = ("ranks.plugin",)
 
 
 @pytest.fixture(scope="session")

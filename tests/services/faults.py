@@ -90,15 +90,18 @@ class FaultyStorage:
     def keys(self, kind: str) -> list[str]:
         return [each.key for each in self.log if each.kind == kind]
 
-    def _begin(self, kind: str, key: str, count: int = 0) -> None:
+    def _begin(self, kind: str, key: str, count: int = 0) -> int:
+        """Record the operation, fail if told so; its place in the log."""
         operation = Operation(kind, key, count)
         with self._lock:
+            place = len(self.log)
             self.log.append(operation)
             error = self._fail(len(self.log), operation) if self._fail else None
         if self.delay_s:
             time.sleep(self.delay_s)
         if error is not None:
             raise error
+        return place
 
     # -- the storage -----------------------------------------------------------------------------
 
@@ -126,11 +129,9 @@ class FaultyStorage:
             raise OutcomeUnknownError(f"injected: the answer to put_if_absent of {key} was lost")
 
     def get(self, key: str) -> bytes:
-        self._begin("get", key)
+        place = self._begin("get", key)
         data = self.inner.get(key)
-        with self._lock:  # the size is known only now
-            self.log.remove(Operation("get", key))
-            self.log.append(Operation("get", key, len(data)))
+        self.log[place] = Operation("get", key, len(data))  # the size is known only now
         return data
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:

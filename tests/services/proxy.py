@@ -131,9 +131,7 @@ class S3Proxy:
     def requests(self, method: str = "", path_part: str = "") -> list[Request]:
         with self._lock:
             return [
-                each
-                for each in self.log
-                if method in ("", each.method) and path_part in each.path
+                each for each in self.log if method in ("", each.method) and path_part in each.path
             ]
 
     def count(self, method: str = "", path_part: str = "") -> int:

@@ -90,7 +90,8 @@ class Storage(Protocol):
     def folders(self, prefix: str) -> tuple[str, ...]:
         """The names, sorted, one segment below `prefix` that have objects below them.
 
-        Costs the direct children, not the whole tree. A local folder that is empty counts.
+        Costs the direct children, not the whole tree. Where the place has real folders, local or on
+        a server, an empty one may count.
         """
 
     def delete(self, keys: Iterable[str]) -> None:

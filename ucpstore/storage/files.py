@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from contextlib import suppress
 from typing import NoReturn
 
@@ -43,6 +44,9 @@ class reading:  # noqa: N801  # used as a function
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             refuse_read(self._path, error)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):  # a folder opens too
+            os.close(self._descriptor)
+            raise absent(self._path)
         return self._descriptor
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

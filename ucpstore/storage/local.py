@@ -259,10 +259,10 @@ class LocalStorage:
         """Create or empty the file, let `fill` write it, sync it; remove it if that fails."""
         folder = os.path.dirname(path)
         for last in range(_FOLDER_TRIES - 1, -1, -1):
-            if folder not in self._made:
-                make_folders(folder)
-                self._made.add(folder)
             try:
+                if folder not in self._made:
+                    make_folders(folder)
+                    self._made.add(folder)
                 descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
                 break
             except FileNotFoundError:

@@ -57,7 +57,8 @@ class MemoryStorage:
                 f"{self.url}/{key} is too short: expected {len(view)} bytes from byte {start} on, "
                 f"found {len(found)}"
             )
-        view[:] = found
+        if view:
+            view[:] = found
 
     def size(self, key: str) -> int:
         return len(self.get(key))

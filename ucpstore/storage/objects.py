@@ -31,7 +31,7 @@ _LIST_PAGE = 1000
 _CONFLICT_TRIES = 3
 # Probed by check_writable. A fixed name, so that credentials that may not delete leave one at most.
 _PROBE = ".tmp-writable"
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 
 T = TypeVar("T")
 

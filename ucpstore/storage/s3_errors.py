@@ -36,7 +36,15 @@ class Failure:
         text = str(error)
         status = re.search(r"status code: (\d{3})", text)
         code = re.search(r"<Code>([^<]*)</Code>", text)
-        return cls(int(status[1]) if status else None, code[1] if code else "", text)
+        if status is None:
+            # The answer to a deletion of many keys is 200, with an error per key.
+            code = re.search(r"\(code: (\w+)\)", text)
+            return cls(
+                (403 if code[1] == "AccessDenied" else 400) if code else None,
+                code[1] if code else "",
+                text,
+            )
+        return cls(int(status[1]), code[1] if code else "", text)
 
     @property
     def answered(self) -> bool:

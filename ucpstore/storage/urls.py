@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 SCHEMES = ("file", "memory", "s3")
 _KNOWN = "a path, file:///path, s3://bucket/prefix or memory://name"
 # What pathlib or os.path makes of a URL: one slash, or the scheme as a folder of its own.
-_FLATTENED = re.compile(r"(?:^|/)(s3|gs|gcs|az|abfss?|https?|memory|hdfs):(?:/|$)", re.IGNORECASE)
+_FLATTENED = re.compile(
+    r"(?:^(?=s3:)|^(?=[^/]*:/)|/(?=[^/]*:(?:/|$)))(s3|gs|gcs|az|abfss?|https?|memory|hdfs):",
+    re.IGNORECASE,
+)
 
 
 def open_storage(
