@@ -201,15 +201,18 @@ def test_a_round_stays_within_its_budget(job) -> None:
     shape, source, _ = job
     plan = planned(shape, source)
     grid = plan.arrays[0].grid
+    needs = [
+        grid.object_bytes(i, ITEMSIZE) + grid.object_box(i).size * ITEMSIZE
+        for i in grid.object_indices()
+    ]
     for number in range(plan.rounds):
         rounds = [plan.rank(rank).rounds[number] for rank in range(plan.size)]
-        objects = sum(len(own.writes) for own in rounds)
-        assert objects
+        assert any(own.writes for own in rounds)
         for own in rounds:
             moved = sum(
                 t.box.size for m in (*own.sends, *own.receives) for t in m.transfers
             ) * ITEMSIZE + sum(grid.object_bytes(w.index, ITEMSIZE) for w in own.writes)
-            assert objects == 1 or moved <= SMALL.budget_bytes // 4
+            assert moved <= max(SMALL.budget_bytes // 4, max(needs) * 3 / 2)
 
 
 def test_a_piece_over_two_chunks_is_copied_in_two_parts() -> None:

@@ -32,42 +32,48 @@ class SharedObject:
         return self.itemsize * sum(self.item.parts[n].box.size for n in self.senders[rank])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Traffic:
+    """The ranks that fill one object and the bytes of each, the owner's own included."""
+
+    ranks: npt.NDArray[np.int64]
+    sent: npt.NDArray[np.int64]
+    total: int
+
+
 def pack_rounds(objects: Sequence[SharedObject], size: int, budget_bytes: int) -> list[int]:
     """The round of each object: the first of the latest `OPEN_ROUNDS` that has room for it.
 
-    In a round, no rank sends, receives and owns buffers of more than `budget_bytes` together, save
-    that a round may have one object of any size.
+    In a round, no rank sends, receives and owns buffers of more than `budget_bytes` together. Where
+    that is less than 3/2 of what the largest object needs, the limit is these 3/2: an owner that had
+    room for nothing else could not send to other owners, which would take turns.
     """
-    rounds: list[int] = []
-    used: list[npt.NDArray[np.int64]] = []
-    traffic: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+    traffic: dict[int, _Traffic] = {}
     for shared in objects:
         # Objects of arrays that are cut alike have the very same senders, where there is no choice.
         if id(shared.senders) not in traffic:
             traffic[id(shared.senders)] = _traffic(shared)
-        ranks, sent = traffic[id(shared.senders)]
-        kept = shared.sent_bytes(shared.owner) if shared.owner in shared.senders else 0
-        received = int(sent.sum()) - kept
+    needs = [traffic[id(shared.senders)].total + shared.item.stored_bytes for shared in objects]
+    limit = max(budget_bytes, max(needs, default=0) * 3 // 2)
+    rounds: list[int] = []
+    used: list[npt.NDArray[np.int64]] = []
+    for shared, need in zip(objects, needs, strict=True):
+        flow = traffic[id(shared.senders)]
         for number in range(max(0, len(used) - OPEN_ROUNDS), len(used)):
             load = used[number]
-            if load[shared.owner] + received + shared.item.stored_bytes > budget_bytes:
-                continue
-            if (load[ranks] + sent).max() <= budget_bytes:
+            if load[shared.owner] + need <= limit and (load[flow.ranks] + flow.sent).max() <= limit:
                 break
         else:
             number = len(used)
             used.append(np.zeros(size, dtype=np.int64))
-        used[number][ranks] += sent
-        used[number][shared.owner] += received + shared.item.stored_bytes - kept
-        if used[number].max() > budget_bytes:
-            used[number][:] = budget_bytes + 1  # one object that is over by itself stays alone
+        kept = shared.sent_bytes(shared.owner) if shared.owner in shared.senders else 0
+        used[number][flow.ranks] += flow.sent
+        used[number][shared.owner] += need - 2 * kept
         rounds.append(number)
     return rounds
 
 
-def _traffic(shared: SharedObject) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _traffic(shared: SharedObject) -> _Traffic:
     ranks = sorted(shared.senders)
-    return (
-        np.array(ranks, dtype=np.int64),
-        np.array([shared.sent_bytes(rank) for rank in ranks], dtype=np.int64),
-    )
+    sent = [shared.sent_bytes(rank) for rank in ranks]
+    return _Traffic(np.array(ranks, dtype=np.int64), np.array(sent, dtype=np.int64), sum(sent))
