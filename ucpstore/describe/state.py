@@ -24,7 +24,7 @@ from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import hold, memory_of, plain
+from ucpstore.describe.tensors import check_kind, hold, memory_of, plain
 from ucpstore.errors import StateError
 from ucpstore.format.documents import canonical
 from ucpstore.geometry import ArraySpec, Piece
@@ -187,8 +187,14 @@ class _SaveWalk:
         return {"dict": pairs}
 
     def _tensor(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
-        if tensor.dim() == 0 and not isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor):
+            return self._state_array(tensor, place, owner)
+        check_kind(tensor, place.shown)
+        if tensor.dim() == 0:
             return encode(plain(tensor, place.shown).cpu(), place.shown)
+        return self._state_array(tensor, place, owner)
+
+    def _state_array(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
         if owner is None:
             return self._array(tensor, place)
         names = None

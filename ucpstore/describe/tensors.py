@@ -46,13 +46,14 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str) -> Held:
     """
     partition = None
     tensor = _waited(tensor)
-    shape = tuple(tensor.shape)
     if isinstance(tensor, DTensor):
+        shape = tuple(tensor.shape)
         partition = partition_of(tensor, ranks, where)
         local = plain(_waited(local_of(tensor, partition, ranks, where)), where)
         pieces = fragments(partition, shape).get(ranks.rank, ())
     else:
         local = plain(tensor, where)
+        shape = tuple(local.shape)
         pieces = whole(shape)
     return Held(local, shape, dtype_name(local.dtype, where), partition, pieces)
 
@@ -73,6 +74,15 @@ def dtype_name(dtype: torch.dtype, where: str) -> str:
 
 def plain(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """The same memory as a detached torch.Tensor; refused where the values lie elsewhere."""
+    check_kind(tensor, where)
+    tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    return tensor.resolve_conj().resolve_neg()
+
+
+def check_kind(tensor: torch.Tensor, where: str) -> None:
+    """Raise UnsupportedError for a tensor that is not plain memory; asks for no shape."""
     kind = type(tensor)
     if isinstance(tensor, _LAZY):
         raise UnsupportedError(
@@ -104,10 +114,6 @@ def plain(tensor: torch.Tensor, where: str) -> torch.Tensor:
             f"{where}: a tensor on the meta device has no memory; materialise it first, e.g. "
             "module.to_empty(device=...)"
         )
-    tensor = tensor.detach()
-    if type(tensor) is not torch.Tensor:
-        tensor = tensor.as_subclass(torch.Tensor)
-    return tensor.resolve_conj().resolve_neg()
 
 
 def memory_of(tensor: torch.Tensor) -> Memory | None:
