@@ -9,6 +9,7 @@ plain text of a key.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 from ucpstore.errors import UnsupportedError
@@ -21,6 +22,7 @@ MAX_PATH_BYTES = 768
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 _HASH_DIGITS = 32
+_UNCHANGED = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_.-]{0,199}")
 
 
 def escape(key: str) -> str:
@@ -30,6 +32,8 @@ def escape(key: str) -> str:
     Escaped too are a leading `__` (reserved by Zarr), names made of dots only, and `zarr.json` in
     any case. The empty key is `%.empty`.
     """
+    if _UNCHANGED.fullmatch(key) and key.lower() != "zarr.json":
+        return key
     if not key:
         return "%.empty"
     data = key.encode("utf-8", "surrogatepass")

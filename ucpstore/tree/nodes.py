@@ -110,7 +110,10 @@ def short(node: Node, limit: int = 80) -> str:
 
 def same(left: Node, right: Node) -> bool:
     """Whether two nodes are the same bytes; unlike `==`, 1, 1.0 and True differ, 0.0 and -0.0."""
-    return left is right or canonical(left) == canonical(right)
+    if left is right:
+        return True
+    # == is quick to say no; True == 1 and the like need the bytes.
+    return left == right and canonical(left) == canonical(right)
 
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
