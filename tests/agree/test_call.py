@@ -364,12 +364,18 @@ def test_keys_of_calls_that_miss_ranks_are_bounded() -> None:
 def test_two_threads_of_a_rank_open_one_call_after_the_other() -> None:
     groups = local_group(2)
 
+    def slowly(group: Group) -> bytes:
+        def produce() -> bytes:
+            if group.rank == 0:
+                time.sleep(0.5)
+            return text_of(group.rank)
+
+        with group.call("save", replace(SHORT, arrive_timeout_s=3)) as call:
+            return call.round("begin", produce, joined, timeout_s=3)
+
     def twice(group: Group) -> list[bytes]:
         seen: list[bytes] = []
-        both = [
-            threading.Thread(target=lambda: seen.append(one_round(group, options=Options())))
-            for _ in range(2)
-        ]
+        both = [threading.Thread(target=lambda: seen.append(slowly(group))) for _ in range(2)]
         for thread in both:
             thread.start()
         for thread in both:
