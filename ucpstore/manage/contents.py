@@ -25,14 +25,14 @@ from ucpstore.tree.nodes import MAPPINGS, body_of, children, same, tag_of
 
 @dataclass(frozen=True, slots=True)
 class ArrayEntry:
-    """One array under one of its names.
+    """One array under one of its names, given as the keys that lead to it.
 
     `path` is the array below the step's folder, `chunk` and `object` are shapes in elements,
     `bytes` is the size of the values and `stored_bytes` that of the objects, checksums and padding
     included. `tied` says that another name, the first, owns the array.
     """
 
-    name: str
+    keys: tuple[str, ...]
     path: str
     dtype: str
     shape: tuple[int, ...]
@@ -43,6 +43,11 @@ class ArrayEntry:
     stored_bytes: int
     tied: bool
 
+    @property
+    def name(self) -> str:
+        """The keys joined."""
+        return "/".join(self.keys)
+
 
 @dataclass(frozen=True, slots=True)
 class ValueEntry:
@@ -51,9 +56,14 @@ class ValueEntry:
     More than one only for states of an optimizer that are equal for several parameters.
     """
 
-    name: str
+    keys: tuple[str, ...]
     node: Node
     count: int = 1
+
+    @property
+    def name(self) -> str:
+        """The keys joined."""
+        return "/".join(self.keys)
 
 
 Entry = ArrayEntry | ValueEntry
@@ -72,7 +82,7 @@ class Contents:
 
         `*` and `?` stand for any characters, `/` too.
         """
-        return tuple(each for each in self.entries if _matches(each.name, pattern))
+        return tuple(each for each in self.entries if _matches(each.keys, pattern))
 
 
 def step_url(storage: Storage, record: CommitRecord) -> str:
@@ -88,27 +98,29 @@ def read_contents(storage: Storage, step: int | None, options: Options) -> Conte
     entries = tuple(
         entry
         for name, node in top_level(document.tree).items()
-        for entry in _entries(name, node, arrays)
+        for entry in _entries((name,), node, arrays)
     )
     return Contents(ref.record, step_url(storage, ref.record), entries)
 
 
-def _entries(name: str, node: Node, arrays: Mapping[str, Mapping[str, Json]]) -> Iterator[Entry]:
+def _entries(
+    keys: tuple[str, ...], node: Node, arrays: Mapping[str, Mapping[str, Json]]
+) -> Iterator[Entry]:
     tag = tag_of(node)
     if tag in ("array", "link"):
         path = expect(body_of(node), str, "the path of an array")
-        yield _array(name, path, arrays, tied=tag == "link")
+        yield _array(keys, path, arrays, tied=tag == "link")
     elif tag == "optimizer":
-        yield from _optimizer(name, optimizer.from_node(node), arrays)
+        yield from _optimizer(keys, optimizer.from_node(node), arrays)
     else:
         inside = children(node)
         # A list of plain values is one value to a reader, as `betas` and `milestones` are.
         if tag not in MAPPINGS and not any(_is_folder(child) for _, child in inside):
             inside = []
         if not inside:
-            yield ValueEntry(name, node)
+            yield ValueEntry(keys, node)
         for key, child in inside:
-            yield from _entries(f"{name}/{key}", child, arrays)
+            yield from _entries((*keys, key), child, arrays)
 
 
 def _is_folder(node: Node) -> bool:
@@ -116,11 +128,11 @@ def _is_folder(node: Node) -> bool:
 
 
 def _optimizer(
-    name: str, found: optimizer.OptimizerNode, arrays: Mapping[str, Mapping[str, Json]]
+    keys: tuple[str, ...], found: optimizer.OptimizerNode, arrays: Mapping[str, Mapping[str, Json]]
 ) -> Iterator[Entry]:
     for group in found.groups:
         for key, node in group.values.items():
-            yield from _entries(f"{name}/param_groups/{group.index}/{key}", node, arrays)
+            yield from _entries((*keys, "param_groups", str(group.index), key), node, arrays)
     states = dict.fromkeys(state for each in found.states.values() for state in each)
     for state in states:
         of_state = {
@@ -134,16 +146,16 @@ def _optimizer(
             and not _is_folder(nodes[0])
             and all(same(each, nodes[0]) for each in nodes)
         ):
-            yield ValueEntry(f"{name}/{state}", nodes[0], len(nodes))
+            yield ValueEntry((*keys, state), nodes[0], len(nodes))
             continue
         for parameter, node in of_state.items():
-            yield from _entries(f"{name}/{state}/{parameter}", node, arrays)
+            yield from _entries((*keys, state, parameter), node, arrays)
     for key, node in found.extra.items():
-        yield from _entries(f"{name}/{key}", node, arrays)
+        yield from _entries((*keys, key), node, arrays)
 
 
 def _array(
-    name: str, path: str, arrays: Mapping[str, Mapping[str, Json]], *, tied: bool
+    keys: tuple[str, ...], path: str, arrays: Mapping[str, Mapping[str, Json]], *, tied: bool
 ) -> ArrayEntry:
     if path not in arrays:
         raise CorruptError(
@@ -153,7 +165,7 @@ def _array(
     metadata = parse(arrays[path], path)
     grid = metadata.grid
     return ArrayEntry(
-        name=name,
+        keys=keys,
         path=path,
         dtype=metadata.dtype,
         shape=grid.shape,
@@ -173,8 +185,5 @@ def _stored_bytes(metadata: ArrayMetadata) -> int:
     return chunks * slot_bytes(grid, itemsize) + math.prod(grid.objects) * grid.index_bytes
 
 
-def _matches(name: str, pattern: str) -> bool:
-    parts = name.split("/")
-    return any(
-        fnmatchcase("/".join(parts[:length]), pattern) for length in range(len(parts), 0, -1)
-    )
+def _matches(keys: tuple[str, ...], pattern: str) -> bool:
+    return any(fnmatchcase("/".join(keys[:length]), pattern) for length in range(len(keys), 0, -1))

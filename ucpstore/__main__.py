@@ -1,0 +1,5 @@
+"""`python -m ucpstore`: the command line."""
+
+from ucpstore.cli import main
+
+main()
