@@ -231,7 +231,9 @@ def test_groups_whose_parameters_disagree_are_refused():
     net = Net()
     checkpoint = save({"m": net, "o": _split(net, [A, B], [0.1, 0.2])})
     target = _split(net, [A + B], [1.0])
-    with pytest.raises(MismatchError, match=r"o: group 0 .*different lr \(such as a\.weight and b\."):
+    with pytest.raises(
+        MismatchError, match=r"o: group 0 .*different lr \(such as a\.weight and b\."
+    ):
         load({"m": net, "o": target}, checkpoint)
     assert target.param_groups[0]["lr"] == 1.0
 
@@ -260,7 +262,9 @@ def test_schedulers_of_regrouped_optimizers_are_refused():
     checkpoint = save({"m": net, "o": source, "s": scheduler})
     target = _split(net, [B, A], [0.1, 0.2])
     state = {"m": net, "o": target, "s": torch.optim.lr_scheduler.StepLR(target, 2)}
-    with pytest.raises(MismatchError, match=r"s: its saved lists s\.base_lrs, .*2 saved groups of o"):
+    with pytest.raises(
+        MismatchError, match=r"s: its saved lists s\.base_lrs, .*2 saved groups of o"
+    ):
         load(state, checkpoint)
     del state["s"]
     load(state, checkpoint)
@@ -423,7 +427,9 @@ def test_fresh_states_of_dtensor_parameters_take_their_placement(fake_ranks):
     state = target.state[weight]
     assert isinstance(state["exp_avg"], DTensor)
     assert state["exp_avg"].placements == (Shard(0),)
-    assert bits(state["exp_avg"]._local_tensor) == bits(optimizer.state[whole.weight]["exp_avg"][2:])
+    assert bits(state["exp_avg"]._local_tensor) == bits(
+        optimizer.state[whole.weight]["exp_avg"][2:]
+    )
     assert type(state["step"]) is torch.Tensor
     assert state["step"].item() == 1.0
 
