@@ -87,13 +87,13 @@ def ls(
     endpoint_url: Endpoint = None,
 ) -> None:
     """List the committed steps, and apart from them the saves that did not finish."""
-    from ucpstore.cli import documents, pages
+    from ucpstore.cli.ls import document, page
     from ucpstore.manage.listing import list_store
     from ucpstore.options import Options
 
     with _storage(url, storage_option, endpoint_url) as storage:
         found = list_store(storage, Options.from_environment())
-    _print(pages.listing(found), documents.listing(found) if as_json else None)
+    _print(page(found), document(found) if as_json else None)
     if any(each.damaged for each in found.unreadable):
         raise typer.Exit(exits.PROBLEMS)
     if found.unreadable:
@@ -117,7 +117,6 @@ def show(
 ) -> None:
     """Show what a step holds: its arrays and its Python values. Without STEP, the newest."""
     from ucpstore import catalog
-    from ucpstore.cli import documents, pages
     from ucpstore.manage.contents import read_contents, step_url
     from ucpstore.manage.listing import require_store
     from ucpstore.options import Options
@@ -135,7 +134,7 @@ def show(
     if match is not None and not entries:
         message = f"step {found.record.step} of {url} holds nothing that matches {match!r}"
         raise typer.Exit(exits.fail(f"{message}; names are like model/WEIGHT", exits.NOT_FOUND))
-    _print(pages.contents(found, entries), documents.contents(found, entries) if as_json else None)
+    _print(page(found, entries), document(found, entries) if as_json else None)
 
 
 @app.command()
@@ -150,7 +149,7 @@ def verify(
     endpoint_url: Endpoint = None,
 ) -> None:
     """Check that a step is whole: documents, presence and size of objects. Without STEP, all."""
-    from ucpstore.cli import documents, pages
+    from ucpstore.cli.verify import document, page
     from ucpstore.manage.verify import verify as verify_store
     from ucpstore.options import Options
 
@@ -164,7 +163,7 @@ def verify(
             storage, number, data=data, options=Options.from_environment(), progress=progress
         )
     seconds = time.perf_counter() - started
-    _print(pages.report(found, seconds), documents.report(found, seconds) if as_json else None)
+    _print(page(found, seconds), document(found, seconds) if as_json else None)
     if not found.ok:
         raise typer.Exit(exits.PROBLEMS)
     if found.too_new:
