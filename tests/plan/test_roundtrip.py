@@ -161,7 +161,7 @@ def load(saved: Save, array: int, grid: Grid, target: Partition) -> dict[int, np
     return loaded
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(jobs())
 def test_any_arrangement_is_saved_once_and_loaded_exactly(job) -> None:
     shape, source, target = job

@@ -44,9 +44,9 @@ class _Traffic:
 def pack_rounds(objects: Sequence[SharedObject], size: int, budget_bytes: int) -> list[int]:
     """The round of each object: the first of the latest `OPEN_ROUNDS` that has room for it.
 
-    In a round, no rank sends, receives and owns buffers of more than `budget_bytes` together. Where
-    that is less than 3/2 of what the largest object needs, the limit is these 3/2: an owner that had
-    room for nothing else could not send to other owners, which would take turns.
+    In a round, no rank sends, receives and owns buffers of more than `budget_bytes` together.
+    Where that is less than 3/2 of what the largest object needs, these 3/2 are the limit: an owner
+    with room for nothing else could not send to other owners, and they would take turns.
     """
     traffic: dict[int, _Traffic] = {}
     for shared in objects:
