@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ucpstore.arrays.metadata import to_bytes
 from ucpstore.describe import PerRankDocument
+from ucpstore.format.layout import DOCUMENT
 from ucpstore.format.per_rank import alone_path, layout_of, packed_path, to_row
 from ucpstore.geometry import Box, Grid
 from ucpstore.options import Options
@@ -57,6 +59,7 @@ def write_rows(
             path = alone_path(each.path, document.index)
             whole = bytes_grid(len(document.data), options)
             put += write_bytes(storage, prefix, path, document.data, whole, options)
+            _put_document(storage, prefix, path, whole)
         if layout.row_bytes:
             grid = _packed_grid(layout.count, layout.row_bytes)
             row = np.frombuffer(to_row(document.data, layout.row_bytes), np.uint8)
@@ -65,4 +68,10 @@ def write_rows(
             put += put_object(
                 storage, prefix, path, grid, (document.index, 0), box, row.reshape(1, -1), options
             )
+            if document.index == 0:
+                _put_document(storage, prefix, path, grid)
     return put
+
+
+def _put_document(storage: Storage, prefix: str, path: str, grid: Grid) -> None:
+    storage.put(f"{prefix}/{path}/{DOCUMENT}", to_bytes(bytes_document(path, grid)))
