@@ -117,6 +117,7 @@ def show(
 ) -> None:
     """Show what a step holds: its arrays and its Python values. Without STEP, the newest."""
     from ucpstore import catalog
+    from ucpstore.cli.show import document, page
     from ucpstore.manage.contents import read_contents, step_url
     from ucpstore.manage.listing import require_store
     from ucpstore.options import Options
