@@ -55,12 +55,27 @@ def raw_array(tensor: torch.Tensor) -> RawArray:
         )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    size = tensor.dtype.itemsize
-    if size == 16:
-        # torch has no integer of 16 bytes to go through, but numpy has this dtype itself.
-        return tensor.numpy().view(_RAW_DTYPES[16])
-    through = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return tensor.view(through).numpy().view(_RAW_DTYPES[size])
+    dtype = _RAW_DTYPES[tensor.dtype.itemsize]
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), dtype)
+    return np.asarray(_Memory(tensor, dtype))
+
+
+class _Memory:
+    """Lends a tensor's memory to numpy, which keeps the tensor alive meanwhile.
+
+    `Tensor.numpy()` would forbid for good that the user resizes the tensor's storage.
+    """
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[np.generic]) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * dtype.itemsize for step in tensor.stride()),
+            "typestr": dtype.str,
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def part(array: RawArray, box: Box) -> RawArray:

@@ -214,7 +214,8 @@ def _tensor(torch: ModuleType, tensor: torch.Tensor, path: str) -> Node:
         dtype = dtypes.to_name(tensor.dtype)
     except UnsupportedError as error:
         raise UnsupportedError(f"{path}: {error}") from None
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # a copy: numpy() forbids for good that a storage is resized, and this one is the user's
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().flatten().clone()
     data = _base64(dense.view(torch.uint8).numpy().tobytes())
     if tensor.dim() == 0:
         return {"scalar": {"dtype": dtype, "data": data}}
