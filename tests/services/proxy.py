@@ -27,7 +27,7 @@ class Request:
     """One request: method, decoded path (`/bucket/key`), query, answered status and body bytes.
 
     `status` is 0 where the answer was dropped. `received` are body bytes sent by the client,
-    `sent` those of the answer.
+    `sent` those of the answer. `range` is the Range header.
     """
 
     method: str
@@ -36,6 +36,7 @@ class Request:
     status: int
     received: int
     sent: int
+    range: str = ""
 
 
 Answer = tuple[int, bytes]
@@ -157,7 +158,15 @@ class S3Proxy:
         with self._lock:
             shown = 0 if drop else status
             self.log.append(
-                Request(handler.command, path, url.query, shown, len(body), len(content))
+                Request(
+                    handler.command,
+                    path,
+                    url.query,
+                    shown,
+                    len(body),
+                    len(content),
+                    handler.headers.get("Range", ""),
+                )
             )
         if drop:
             handler.close_connection = True
