@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.register_assert_rewrite("services.storage_suite")
 
-from services.seaweed import S3Service, Seaweed, external_service
+from services.seaweed import S3Service, Seaweed, external_service  # noqa: E402  # found there
 
 pytest_plugins = ("ranks.plugin",)
 
