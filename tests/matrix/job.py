@@ -6,8 +6,10 @@ which no part of ucpstore writes or reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,6 +24,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import ucpstore
+from ucpstore.geometry import Box, Grid, Piece
+from ucpstore.loading import reader
+from ucpstore.plan import ChunkRead, ObjectRead
 
 
 @dataclass(frozen=True)
@@ -201,3 +206,30 @@ def differences(expected: dict[str, object], found: dict[str, object]) -> list[s
         if not same:
             names.append(name)
     return names
+
+
+def load_job_with_shifted_reads(name: str, url: str, reference: str) -> list[str]:
+    """The same with a fault: the planner takes values from one row further in each chunk."""
+    sound = reader.plan_reads
+
+    def shifted(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
+        return tuple(
+            replace(read, chunks=tuple(map(_one_row_on, read.chunks)))
+            for read in sound(pieces, grid)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "plan_reads", shifted)
+        return load_job(name, url, reference)
+
+
+def _one_row_on(chunk: ChunkRead) -> ChunkRead:
+    copies = []
+    for inside, local in chunk.copies:
+        offset, shape = inside.offset, inside.shape
+        if shape and offset[0] + shape[0] < chunk.chunk.shape[0]:
+            offset = (offset[0] + 1, *offset[1:])
+        elif shape and offset[0] > 0:
+            offset = (offset[0] - 1, *offset[1:])
+        copies.append((Box(offset, shape), local))
+    return replace(chunk, copies=tuple(copies))
