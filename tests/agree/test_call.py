@@ -326,7 +326,7 @@ def test_an_id_that_a_dead_run_left_is_overtaken() -> None:
     def run(group: Group) -> bytes:
         if group.rank == 0:
             time.sleep(0.4)
-        return one_round(group)
+        return one_round(group, options=replace(SHORT, silence_timeout_s=10))
 
     assert values(threads(groups, run)) == [b"<0><1><2>"] * 3
     assert keys(groups) == 0
@@ -378,6 +378,7 @@ def test_two_threads_of_a_rank_open_one_call_after_the_other() -> None:
         both = [threading.Thread(target=lambda: seen.append(slowly(group))) for _ in range(2)]
         for thread in both:
             thread.start()
+            time.sleep(0.2)
         for thread in both:
             thread.join()
         return seen
