@@ -208,7 +208,7 @@ def test_a_step_that_is_too_new(store: Path) -> None:
 
 
 def test_steps_and_stores_that_are_not_there(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(StepNotFoundError, match="step 7 is not in .*committed are 100, 200"):
+    with pytest.raises(StepNotFoundError, match=r"step 7 is not in .*committed are 100, 200"):
         verify(opened(store), 7)
     with pytest.raises(StepNotFoundError, match="there is no checkpoint store at"):
         verify(opened(tmp_path / "nothing"))
