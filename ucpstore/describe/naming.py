@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ucpstore.describe.modules import parameter_names
-from ucpstore.describe.place import ROOT, Place
+from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.perrank import PerRank
 
@@ -43,6 +43,8 @@ def modules_of(state: object) -> tuple[Named, ...]:
 def _find(value: object, keys: tuple[object, ...], place: Place) -> Iterator[Named]:
     if isinstance(value, nn.Module):
         yield Named(keys, place.shown, parameter_names(value, place.shown))
+    elif is_plain(value):
+        return
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _find(item, (*keys, key), place.child(key, value))

@@ -57,7 +57,8 @@ class OptimizerTarget:
         saved = self.saved
         names = names_of(self.optimizer, self.modules, self.place.shown)
         group_of = {name: group for group in saved.groups for name in group.names}
-        ties = {name.module: _ties(name.module, self.tree) for name in names.values()}
+        modules = {name.module for name in names.values()}
+        ties = {module: _ties(module, self.tree) for module in modules}
         for parameter, name in names.items():
             tied = ties[name.module].get(name.fqn, name.fqn)
             other = str(Name(name.prefix, tied, name.module))

@@ -60,6 +60,20 @@ ROOT = Place()
 """The state itself; its children are the items."""
 
 
+_PLAIN = frozenset({int, float, str, bool, type(None), bytes, complex})
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a string or the like, or a list or tuple of such only.
+
+    Long lists of numbers are common in schedulers and loaders; they need no walk.
+    """
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return _PLAIN.issuperset(map(type, value))  # type: ignore[call-overload]
+    return kind in _PLAIN
+
+
 def dimension_names(name: str, dims: int) -> tuple[str, ...]:
     """Names that are equal for arrays of one parameter and differ from every other's."""
     return tuple(f"{name}:{dim}" for dim in range(dims))

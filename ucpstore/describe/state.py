@@ -22,7 +22,7 @@ from ucpstore.describe.numpys import from_numpy
 from ucpstore.describe.objects import is_stateful
 from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
-from ucpstore.describe.place import ROOT, Owner, Place, dimension_names
+from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.tensors import check_kind, hold, memory_of, plain
 from ucpstore.errors import StateError
@@ -107,6 +107,8 @@ class _SaveWalk:
 
     def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
         """The node of any value; see `ucpstore.describe.optimizers.Walk`."""
+        if is_plain(value) and not self.patterns:
+            return encode(value, place.shown)
         own = self._per_rank(value, place)
         if own is not None:
             return self._document(own, place)

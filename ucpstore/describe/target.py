@@ -169,18 +169,25 @@ def dtype_problem(shown: str, stored: str, wanted: str, cast: Sequence[str]) -> 
     return f"{text}; make the target {stored}, or allow the conversion: cast={shown!r}"
 
 
+_PREFIXES = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
 def prefix_hint(missing: Collection[str], unexpected: Collection[str], shown: str) -> str | None:
-    """What to say where names differ only by the prefix that a wrapper adds."""
-    for prefix in ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."):
-        for names, others, side in (
-            (missing, unexpected, "target"),
-            (unexpected, missing, "checkpoint"),
-        ):
-            wrapped = [name for name in names if prefix in name]
-            if wrapped and any(name.replace(prefix, "") in others for name in wrapped):
-                return (
-                    f"{shown}: names of the {side} differ by the prefix {prefix!r} that a wrapper "
-                    "(DistributedDataParallel, torch.compile) adds to a state_dict; pass the "
-                    "module itself instead of its state_dict(), wrappers are seen through"
-                )
+    """What to say where names differ only by the prefixes that wrappers add, nested ones too."""
+    stored = {_bare(name): name for name in unexpected}
+    for name in missing:
+        other = stored.get(_bare(name))
+        if other is not None:
+            both = f"{name}.{other}".split(".")
+            added = [repr(f"{prefix}.") for prefix in _PREFIXES if both.count(prefix) % 2]
+            return (
+                f"{shown}: names differ by {' and '.join(added) or 'the order'} of the prefixes "
+                "that wrappers (DistributedDataParallel, torch.compile) add in a state_dict: the "
+                f"target has {name!r}, the checkpoint {other!r}; pass the module itself instead "
+                "of its state_dict(), wrappers are seen through"
+            )
     return None
+
+
+def _bare(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _PREFIXES)
