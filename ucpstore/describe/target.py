@@ -178,8 +178,8 @@ def prefix_hint(missing: Collection[str], unexpected: Collection[str], shown: st
     for name in missing:
         other = stored.get(_bare(name))
         if other is not None:
-            both = f"{name}.{other}".split(".")
-            added = [repr(f"{prefix}.") for prefix in _PREFIXES if both.count(prefix) % 2]
+            ours, theirs = name.split("."), other.split(".")
+            added = [repr(f"{p}.") for p in _PREFIXES if ours.count(p) != theirs.count(p)]
             return (
                 f"{shown}: names differ by {' and '.join(added) or 'the order'} of the prefixes "
                 "that wrappers (DistributedDataParallel, torch.compile) add in a state_dict: the "
