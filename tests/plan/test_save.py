@@ -1,6 +1,16 @@
 import time
 
-from ucpstore.geometry import ArraySpec, Box, GlobalArray, Partition, RankClass, Split, merge
+from ucpstore.geometry import (
+    ArraySpec,
+    Block,
+    Box,
+    GlobalArray,
+    Layout,
+    Partition,
+    RankClass,
+    Split,
+    merge,
+)
 from ucpstore.options import MIB, Options
 from ucpstore.plan import plan_save
 from ucpstore.plan.save import Message, ObjectWrite, Transfer
@@ -71,6 +81,23 @@ def test_a_part_with_replicas_is_sent_once() -> None:
     senders = [rank for rank in range(4) if plan.rank(rank).rounds[0].sends]
     assert senders == [1]
     assert plan.exchanged_bytes == 16
+
+
+def test_the_owner_takes_from_its_own_memory_what_it_holds() -> None:
+    """Rank 2 owns the second array and holds half of it, though rank 0 has sent less."""
+    partition = Partition((2, 2), (0, 1, 2, 3), (None, Split(0)))
+    plan = plan_save(arrays(4, *(spec(f"n{n}", (8,), partition) for n in range(4))), 4, Options())
+    assert [plan.owners(n) for n in range(4)] == [(0,), (1,), (2,), (3,)]
+    own = [write.own for r in range(4) for write in plan.rank(r).rounds[0].writes]
+    halves = (Box((0,), (4,)),), (Box((4,), (4,)),)
+    assert own == [halves[0], halves[1], halves[0], halves[1]]
+
+
+def test_all_but_one_element_is_not_all() -> None:
+    cut = Layout((9,), (Block(Box((0,), (8,)), (0,)), Block(Box((8,), (1,)), (1,))))
+    plan = plan_save((GlobalArray("n", (9,), "float32", ("x",), cut),), 2, Options())
+    assert plan.rank(0).writes == ()
+    assert plan.rank(1).rounds[0].sends == (Message(0, (Transfer(0, (0,), Box((8,), (1,))),)),)
 
 
 def test_arrays_without_elements_still_have_metadata() -> None:

@@ -53,7 +53,7 @@ def pack_rounds(objects: Sequence[SharedObject], size: int, budget_bytes: int) -
         # Objects of arrays that are cut alike have the very same senders, where there is no choice.
         if id(shared.senders) not in traffic:
             traffic[id(shared.senders)] = _traffic(shared)
-    needs = [traffic[id(shared.senders)].total + shared.item.stored_bytes for shared in objects]
+    needs = [_need(shared, traffic[id(shared.senders)]) for shared in objects]
     limit = max(budget_bytes, max(needs, default=0) * 3 // 2)
     rounds: list[int] = []
     used: list[npt.NDArray[np.int64]] = []
@@ -66,9 +66,8 @@ def pack_rounds(objects: Sequence[SharedObject], size: int, budget_bytes: int) -
         else:
             number = len(used)
             used.append(np.zeros(size, dtype=np.int64))
-        kept = shared.sent_bytes(shared.owner) if shared.owner in shared.senders else 0
         used[number][flow.ranks] += flow.sent
-        used[number][shared.owner] += need - 2 * kept
+        used[number][shared.owner] += need - _kept(shared)
         rounds.append(number)
     return rounds
 
@@ -77,3 +76,13 @@ def _traffic(shared: SharedObject) -> _Traffic:
     ranks = sorted(shared.senders)
     sent = [shared.sent_bytes(rank) for rank in ranks]
     return _Traffic(np.array(ranks, dtype=np.int64), np.array(sent, dtype=np.int64), sum(sent))
+
+
+def _kept(shared: SharedObject) -> int:
+    """Bytes that the owner takes from its own memory."""
+    return shared.sent_bytes(shared.owner) if shared.owner in shared.senders else 0
+
+
+def _need(shared: SharedObject, flow: _Traffic) -> int:
+    """Bytes that the owner receives, and those of its buffer."""
+    return flow.total - _kept(shared) + shared.item.stored_bytes
