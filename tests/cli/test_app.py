@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from manage.samples import flip, step_folder
+from services.seaweed import S3Service
 from typer.testing import CliRunner, Result
 
 import ucpstore
@@ -153,6 +155,7 @@ def test_show_path_is_a_plain_zarr_group(made: Path) -> None:
 def test_show_json(made: Path) -> None:
     found = json.loads(run("show", made, 100, "--json").stdout)
     assert (found["step"], found["url"]) == (100, str(step_folder(made, 100)))
+    assert (found["record"]["generation"], found["record"]["arrays"]) == (1, 16)
     arrays = {each["name"]: each for each in found["arrays"]}
     assert arrays["large/table"]["shape"] == [600, 1000]
     assert arrays["large/table"]["chunk"] == [600, 500]
@@ -316,6 +319,30 @@ def test_an_interrupt(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("ls", made)
     assert done.exit_code == 130
     one_line(done, "interrupted")
+
+
+# ---- a bucket ------------------------------------------------------------------------------------
+
+
+def test_a_bucket(s3: S3Service, s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/run"
+    state = {"model": torch.nn.Linear(4, 3), "table": torch.zeros(600, 1000)}
+    ucpstore.save(url, state, step=5, storage_options=s3.options())
+    key, secret = s3.identities["reader"]  # what only reads needs no right to write
+    where = ("--endpoint-url", s3.endpoint, "--storage-option", f"key={key}")
+    where += ("--storage-option", f"secret={secret}")
+    assert [e["step"] for e in json.loads(run("ls", url, "--json", *where).stdout)["steps"]] == [5]
+    assert "600 x 1000" in run("show", url, *where).stdout
+    assert run("show", url, "--path", *where).stdout.startswith(f"{url}/steps/0000000005-")
+    done = run("verify", url, "--data", *where)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("no problem in 1 step, ")
+    done = run("ls", "s3://there-is-no-such-bucket/run", *where)
+    assert done.exit_code == 4
+    one_line(done, "cannot ")
+    done = run("ls", url, *where[:-1], "secret=wrong")
+    assert done.exit_code == 4
+    one_line(done, "cannot read")
 
 
 # ---- as a process --------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ def page(found: Contents, entries: Sequence[Entry]) -> Iterator[str]:
 def document(found: Contents, entries: tuple[Entry, ...]) -> dict[str, object]:
     """The JSON document; values are nodes of the tree."""
     return {
-        **record_fields(found.record),
+        "step": found.record.step,
         "url": found.url,
+        "record": record_fields(found.record),
         "arrays": [_array(each) for each in entries if isinstance(each, ArrayEntry)],
         "values": [_value(each) for each in entries if isinstance(each, ValueEntry)],
     }
