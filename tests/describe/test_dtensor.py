@@ -162,3 +162,13 @@ def test_three_axes_over_two_dimensions(fake_ranks):
         for piece in held.pieces:
             rebuilt[piece.local.slices()] = whole[piece.box.slices()]
         assert torch.equal(rebuilt, held.local)
+
+
+def test_like_works_outside_of_the_mesh(fake_ranks):
+    fake_ranks(3, 4)
+    mesh = DeviceMesh("cpu", [0, 1])
+    tensor = distribute_tensor(torch.arange(4), mesh, [Shard(0)], src_data_rank=None)
+
+    made = like(tensor, torch.float32)
+
+    assert (made.shape, made.dtype, made._local_tensor.numel()) == ((4,), torch.float32, 0)

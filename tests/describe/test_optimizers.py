@@ -174,6 +174,19 @@ def test_b18_step_lies_where_the_group_wants_it():
     assert plain.state[other.a.weight]["step"].device.type == "cpu"
 
 
+def test_b18_an_existing_step_moves_with_the_flags_of_the_group():
+    net, optimizer = _trained()
+    checkpoint = save({"m": net, "o": optimizer})
+    other = Net()
+    fused = _adamw(other, fused=True)
+    train(other, fused, 1)
+    before = fused.state[other.a.weight]["step"]
+    load({"m": other, "o": fused}, checkpoint)
+    assert fused.param_groups[0]["fused"] is None
+    assert fused.state[other.a.weight]["step"] is not before
+    assert fused.state[other.a.weight]["step"].item() == 2.0
+
+
 def test_b19_hyper_parameters_come_back_with_their_types():
     net = Net()
     source = _adamw(net, lr=0.123, betas=(0.8, 0.95), amsgrad=True)

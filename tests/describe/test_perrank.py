@@ -143,3 +143,12 @@ def test_what_cannot_be_per_rank_is_refused():
     for axis in ("dp", ("dp", 2, 2), ("dp", True, 2), (1, 0, 1)):
         with pytest.raises(StateError, match=r"^x: the axis of a PerRank must be None"):
             save({"x": PerRank(1, axis=axis)})
+
+
+def test_per_rank_values_inside_of_tuples():
+    checkpoint = save({"t": (torch.ones(1), (1, 2))}, per_rank="t.1")
+    state = {"t": (torch.zeros(1), (0, 0))}
+    weight = state["t"][0]
+    load(state, checkpoint)
+    assert state["t"] == (weight, (1, 2))
+    assert weight.item() == 1.0

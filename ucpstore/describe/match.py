@@ -88,6 +88,7 @@ class _LoadWalk:
     optimizers: list[OptimizerTarget] = field(default_factory=list)
     objects: list[tuple[Place, Stateful, Node]] = field(default_factory=list)
     restores: list[tuple[Place, Callable[[], None]]] = field(default_factory=list)
+    rebuilds: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def differences(self) -> Differences:
@@ -120,6 +121,8 @@ class _LoadWalk:
                     "The target is undefined now; load again, without this item or into an object "
                     "built as the saved one was"
                 ) from error
+        for rebuild in self.rebuilds:
+            rebuild()
 
     def _walk(self, value: object, node: Node, place: Place, put: Put) -> None:
         self.differences.attempt(self._one, value, node, place, put)
@@ -192,8 +195,8 @@ class _LoadWalk:
         for at, (item, part) in enumerate(zip(value, saved, strict=True)):
             self._walk(item, part, place.child(at, ()), _slot(items, at))
         if isinstance(value, tuple):
-            # rebuilt around the same tensors, for the values beside them
-            self.reads.values.append(lambda: put(tuple(items)))
+            # around the same tensors, for the values beside them; inner tuples come first
+            self.rebuilds.append(lambda: put(tuple(items)))
 
     def _module(self, module: nn.Module, node: Node, place: Place) -> None:
         if tag_of(node) not in _DICTS:

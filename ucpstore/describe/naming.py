@@ -97,13 +97,7 @@ def inner_optimizer(value: object, where: str) -> torch.optim.Optimizer | None:
             return value
         if isinstance(inner, torch.optim.Optimizer):
             return inner_optimizer(inner, where)
-        shown = value.state_dict()
-        states = shown.get("state") if isinstance(shown, dict) else None
-        if (
-            isinstance(states, dict)
-            and set(shown) == {"state", "param_groups"}
-            and len(states) == len(value.state)
-        ):
+        if _shows_own_state(value):
             return value
         raise UnsupportedError(
             f"{where}: {type(value).__qualname__} keeps state that its `state` does not hold; put "
@@ -114,4 +108,17 @@ def inner_optimizer(value: object, where: str) -> torch.optim.Optimizer | None:
         inner_optimizer(inner, where)
         if wrapper and isinstance(inner, torch.optim.Optimizer)
         else None
+    )
+
+
+def _shows_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        shown = optimizer.state_dict()
+    except Exception:  # as ZeroRedundancyOptimizer, which must gather its state first
+        return False
+    states = shown.get("state") if isinstance(shown, dict) else None
+    return (
+        isinstance(states, dict)
+        and set(shown) == {"state", "param_groups"}
+        and len(states) == len(optimizer.state)
     )

@@ -24,6 +24,16 @@ from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, same, tag_of
 from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Member:
+    """A parameter of a group. `step_moves`: the loaded group wants its `step` on another device."""
+
+    parameter: torch.Tensor
+    name: str
+    steps_on_device: bool
+    step_moves: bool
+
+
 @dataclass(slots=True, eq=False)
 class OptimizerTarget:
     """One optimizer of the target and the saved one; `match`, then, after the reads, `finish`."""
@@ -68,10 +78,11 @@ class OptimizerTarget:
         for index, group in enumerate(self.optimizer.param_groups):
             members = [self._names[parameter] for parameter in group["params"]]
             values = self._match_group(index, members, group_of)
-            on_device = any(values.get(key, group.get(key)) for key in ("capturable", "fused"))
+            before, after = _steps_on_device(group), _steps_on_device({**group, **values})
             for parameter in group["params"]:
                 if self._names[parameter] in group_of:
-                    self._match_states(parameter, str(names[parameter]), on_device)
+                    member = _Member(parameter, str(names[parameter]), after, before != after)
+                    self._match_states(member)
         for key, node in saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
@@ -155,7 +166,8 @@ class OptimizerTarget:
         )
         return values
 
-    def _match_states(self, parameter: torch.Tensor, name: str, on_device: bool) -> None:
+    def _match_states(self, member: _Member) -> None:
+        parameter, name = member.parameter, member.name
         states = dict(self.saved.states.get(self._names[parameter], {}))
         frozen = states.pop(FROZEN, None) is False
         if frozen and not states and parameter.requires_grad and self._has_states():
@@ -170,7 +182,7 @@ class OptimizerTarget:
         for key, node in states.items():
             place = self.place.child(key, ()).child(name, ())
             self.reads.differences.attempt(
-                self._match_state, thunks, key, node, place, parameter, now.get(key), on_device
+                self._match_state, thunks, key, node, place, member, now.get(key)
             )
         self._states[parameter] = thunks
 
@@ -180,11 +192,11 @@ class OptimizerTarget:
         key: str,
         node: Node,
         place: Place,
-        parameter: torch.Tensor,
+        member: _Member,
         now: object,
-        on_device: bool,
     ) -> None:
         """Add how to get one state of one parameter to `thunks`."""
+        parameter = member.parameter
         path = array_path(node)
         if path is None and not is_scalar(node):
             if isinstance(now, torch.Tensor):
@@ -193,6 +205,8 @@ class OptimizerTarget:
                 )
             thunks[key] = build(self.reads, node, place, now, parameter.device)
             return
+        if key == "step" and member.step_moves and isinstance(now, torch.Tensor):
+            now = None
         if isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
             self.reads.tensor(now, node, place)
             thunks[key] = lambda: now
@@ -202,7 +216,7 @@ class OptimizerTarget:
                 f"{place.shown}: the target is a {type(now).__name__}, but {what(node)} was saved"
             )
         if path is None:
-            thunks[key] = _scalar(key, saved_scalar(node), parameter, on_device)
+            thunks[key] = _scalar(key, saved_scalar(node), parameter, member.steps_on_device)
             return
         alike = self.reads.info(path).shape == tuple(parameter.shape)
         made = self.reads.fresh(
@@ -233,6 +247,11 @@ def _ties(module: Named, tree: Node) -> dict[str, str]:
         for name, child in pairs_of(node)
         if tag_of(child) == "link" and array_path(child) in names
     }
+
+
+def _steps_on_device(group: Mapping[str, object]) -> bool:
+    """Whether the optimizer wants `step` where the parameters are, rather than on the CPU."""
+    return bool(group.get("capturable") or group.get("fused"))
 
 
 def _scalar(key: str, saved: torch.Tensor, parameter: torch.Tensor, on_device: bool) -> Thunk:
