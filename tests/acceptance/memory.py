@@ -43,17 +43,22 @@ def _status(name: str) -> int:
 
 def measure(url: str) -> Mapping[str, int]:
     """Bytes of the rank's state, and the peaks of a first save, a second, and two loads."""
-    kept = state(0)
-    peaks = {"state": sum(tensor.to_local().nbytes for tensor in kept.values())}
-    for name, step in (("first save", 1), ("second save", 2)):
-        peaks[name] = peak_above_start(lambda step=step: ucpstore.save(url, {"m": kept}, step=step))
-    peaks["load"] = peak_above_start(lambda: ucpstore.load(url, {"m": kept}))
-    del kept
+    peaks = _measure_rows(url)
     columns = state(1)
     peaks["load resharded"] = peak_above_start(lambda: ucpstore.load(url, {"m": columns}))
     for number, tensor in enumerate(columns.values()):
         assert torch.all(tensor.to_local() == number + 1)
     return peaks
+
+
+def _measure_rows(url: str) -> dict[str, int]:
+    rows = state(0)
+    return {
+        "state": sum(tensor.to_local().nbytes for tensor in rows.values()),
+        "first save": peak_above_start(lambda: ucpstore.save(url, {"m": rows}, step=1)),
+        "second save": peak_above_start(lambda: ucpstore.save(url, {"m": rows}, step=2)),
+        "load": peak_above_start(lambda: ucpstore.load(url, {"m": rows})),
+    }
 
 
 def measure_full_tensor(url: str) -> int:

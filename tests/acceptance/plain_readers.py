@@ -56,6 +56,7 @@ def with_zarr_over_s3(url: str, reference: Mapping[str, np.ndarray]) -> int:
     group = zarr.open_group(zarr.storage.ObjectStore(store, read_only=True), mode="r")
     read = 0
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for path, node in group.members(max_depth=None):
             if isinstance(node, zarr.Array):
                 same(path.split("/", 2)[2], np.asarray(node[...]), reference)
