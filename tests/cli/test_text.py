@@ -26,7 +26,7 @@ def test_small_things() -> None:
     assert (text.shape(()), text.shape((4, 5))) == ("scalar", "4 x 5")
     assert (text.counted(1, "step"), text.counted(2, "step")) == ("1 step", "2 steps")
     assert text.json_short({"a": [1, None]}) == '{"a":[1,null]}'
-    assert text.json_short(None) == ""
+    assert text.json_short(None) == text.json_short({}) == ""
     assert text.cut("abcdefgh", 6) == "abc..."
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from manage.samples import opened, step_folder
+from manage.samples import flip, opened, step_folder
 from services.faults import WRITES, FaultyStorage
 
 import ucpstore
@@ -103,3 +103,38 @@ def test_nothing_is_written_and_no_object_is_read(made: Path) -> None:
     assert not {operation.kind for operation in storage.log} & (WRITES | {"check_writable"})
     assert all(key.endswith("zarr.json") for key in storage.keys("get"))
     assert storage.count("read_into") == 0
+
+
+def large_model() -> dict[str, torch.Tensor]:
+    """Names of more than 64 KiB together."""
+    return {f"{'deep.' * 60}{n}": torch.zeros(2) for n in range(200)}
+
+
+def test_parts_of_the_tree_that_are_stored_apart(tmp_path: Path) -> None:
+    state = {
+        "model": large_model(),
+        "order": list(range(20_000)),
+        "notes": "n" * 100_000,
+        "blob": b"b" * 2_500_000,
+        "history": {"losses": [0.5] * 300_000, "best": 3},
+    }
+    ucpstore.save(tmp_path / "store", state, step=1)
+    found = read_contents(opened(tmp_path / "store"), 1, Options())
+    names = [each.name for each in found.entries]
+    assert names[0] == f"model/{'deep.' * 60}0"
+    assert names[199] == f"model/{'deep.' * 60}199"
+    assert names[200:] == ["order", "notes", "blob", "history/losses", "history/best"]
+    # What is one value stays where it is.
+    assert [each.node.keys() for each in found.entries[200:-1]] == [{"document"}] * 4
+
+
+def test_a_damaged_part_of_the_tree(tmp_path: Path) -> None:
+    state = {"model": large_model()}
+    ucpstore.save(tmp_path / "store", state, step=1)
+    path = step_folder(tmp_path / "store", 1) / "model/%.documents/0/c.0"
+    flip(path, 20)
+    with pytest.raises(CorruptError, match="chunk 0 is damaged"):
+        read_contents(opened(tmp_path / "store"), 1, Options())
+    path.unlink()
+    with pytest.raises(CorruptError, match="is missing"):
+        read_contents(opened(tmp_path / "store"), 1, Options())

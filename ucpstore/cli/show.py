@@ -19,8 +19,9 @@ def page(found: Contents, entries: Sequence[Entry]) -> Iterator[str]:
         f"({text.printable(record.writer)})"
     )
     yield f"{text.counted(record.arrays, 'array')}, {text.size(record.bytes)}, in {found.url}"
-    if record.metadata is not None:
-        yield f"metadata {text.json_short(record.metadata, 200)}"
+    metadata = text.json_short(record.metadata, 200)
+    if metadata:
+        yield f"metadata {metadata}"
     yield ""
     yield from text.columns(list(_tree(entries)), frozenset((4,)))
 

@@ -55,8 +55,8 @@ def cut(text: str, limit: int) -> str:
 
 
 def json_short(value: Json, limit: int = 60) -> str:
-    """A JSON value on one short line; nothing for null."""
-    return "" if value is None else cut(canonical(value).decode("ascii"), limit)
+    """A JSON value on one short line; nothing for null and for an empty object."""
+    return "" if value is None or value == {} else cut(canonical(value).decode("ascii"), limit)
 
 
 def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> Iterator[str]:

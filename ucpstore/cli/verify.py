@@ -28,7 +28,7 @@ def page(found: VerifyReport, seconds: float) -> Iterator[str]:
             text.counted(found.objects, "object"),
         )
     )
-    if found.bytes_read:
+    if found.data:
         depth = f"{text.size(found.bytes_read)} read in {seconds:.2f} s"
     else:
         depth = f"{text.size(found.bytes)} by presence and size; --data reads them"

@@ -5,6 +5,7 @@ Names are keys joined by `/`, as `Checkpoint` and the folders of the store have 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from fnmatch import fnmatchcase
 from ucpstore import catalog, dtypes
 from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.arrays.packed import slot_bytes
+from ucpstore.catalog import StepRef
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import Json, expect
 from ucpstore.format.record import CommitRecord
+from ucpstore.manage.objects import read_bytes
 from ucpstore.options import Options
 from ucpstore.storage import Storage
 from ucpstore.tree import Node, optimizer
@@ -67,6 +70,9 @@ class ValueEntry:
 
 
 Entry = ArrayEntry | ValueEntry
+Keys = tuple[str, ...]
+
+_ELSEWHERE = frozenset({"array", "link", "optimizer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,91 +97,131 @@ def step_url(storage: Storage, record: CommitRecord) -> str:
 
 
 def read_contents(storage: Storage, step: int | None, options: Options) -> Contents:
-    """Everything about a step, the newest where `step` is None, but its values."""
+    """Everything about a step, the newest where `step` is None, but its values.
+
+    Of the objects only those are read that hold large parts of the tree.
+    """
     ref = catalog.find_step(storage, step)
     documents = catalog.read_documents(storage, ref, lambda _: True, threads=options.threads)
     document, arrays = catalog.parse_documents(documents)
+    reader = _Reader(storage, ref, arrays)
     entries = tuple(
         entry
         for name, node in top_level(document.tree).items()
-        for entry in _entries((name,), node, arrays)
+        for entry in reader.entries((name,), node)
     )
     return Contents(ref.record, step_url(storage, ref.record), entries)
 
 
-def _entries(
-    keys: tuple[str, ...], node: Node, arrays: Mapping[str, Mapping[str, Json]]
-) -> Iterator[Entry]:
-    tag = tag_of(node)
-    if tag in ("array", "link"):
-        path = expect(body_of(node), str, "the path of an array")
-        yield _array(keys, path, arrays, tied=tag == "link")
-    elif tag == "optimizer":
-        yield from _optimizer(keys, optimizer.from_node(node), arrays)
-    else:
-        inside = children(node)
-        # A list of plain values is one value to a reader, as `betas` and `milestones` are.
-        if tag not in MAPPINGS and not any(_is_folder(child) for _, child in inside):
-            inside = []
-        if not inside:
+class _Reader:
+    """From the nodes of a step's tree to entries."""
+
+    def __init__(
+        self, storage: Storage, ref: StepRef, arrays: Mapping[str, Mapping[str, Json]]
+    ) -> None:
+        self._storage = storage
+        self._ref = ref
+        self._arrays = arrays
+
+    def entries(self, keys: Keys, node: Node) -> Iterator[Entry]:
+        """The entries of a node, in the order of the tree."""
+        tag = tag_of(node)
+        if tag in ("array", "link"):
+            path = expect(body_of(node), str, "the path of an array")
+            yield self._array(keys, path, tied=tag == "link")
+        elif tag == "optimizer":
+            yield from self._optimizer(keys, optimizer.from_node(node))
+        elif tag == "document":
+            large = self._document(node)
+            if _is_folder(large):
+                yield from self.entries(keys, large)
+            else:
+                yield ValueEntry(keys, node)
+        elif _is_folder(node):
+            for key, child in children(node):
+                yield from self.entries((*keys, key), child)
+        else:
             yield ValueEntry(keys, node)
-        for key, child in inside:
-            yield from _entries((*keys, key), child, arrays)
+
+    def _optimizer(self, keys: Keys, found: optimizer.OptimizerNode) -> Iterator[Entry]:
+        for group in found.groups:
+            for key, node in group.values.items():
+                yield from self.entries((*keys, "param_groups", str(group.index), key), node)
+        states = dict.fromkeys(state for each in found.states.values() for state in each)
+        for state in states:
+            of_state = {
+                parameter: values[state]
+                for parameter, values in found.states.items()
+                if state in values
+            }
+            nodes = list(of_state.values())
+            alike = not _is_folder(nodes[0]) and all(same(each, nodes[0]) for each in nodes)
+            if alike and len(nodes) > 1:
+                yield ValueEntry((*keys, state), nodes[0], len(nodes))
+                continue
+            for parameter, node in of_state.items():
+                yield from self.entries((*keys, state, parameter), node)
+        for key, node in found.extra.items():
+            yield from self.entries((*keys, key), node)
+
+    def _array(self, keys: Keys, path: str, *, tied: bool) -> ArrayEntry:
+        metadata = self._metadata(path)
+        grid = metadata.grid
+        return ArrayEntry(
+            keys=keys,
+            path=path,
+            dtype=metadata.dtype,
+            shape=grid.shape,
+            chunk=grid.chunk,
+            object=grid.object,
+            objects=math.prod(grid.objects),
+            bytes=math.prod(grid.shape) * dtypes.itemsize(metadata.dtype),
+            stored_bytes=_stored_bytes(metadata),
+            tied=tied,
+        )
+
+    def _metadata(self, path: str) -> ArrayMetadata:
+        if path not in self._arrays:
+            raise CorruptError(
+                f"{path}: the tree of the step names this array, but the document of its item "
+                "does not; run `ucpstore verify`"
+            )
+        return parse(self._arrays[path], path)
+
+    def _document(self, node: Node) -> Node:
+        """The part of the tree that was too large for it; bytes, which have no parts, as they are.
+
+        A node is read even if it turns out to be one value: only its contents tell.
+        """
+        entry: dict[str, Node] = expect(body_of(node), dict, "a document node")
+        if entry.get("of") != "node":
+            return node
+        path = expect(entry.get("path"), str, "the path of a document")
+        try:
+            raw = read_bytes(self._storage, self._ref.path, path, self._metadata(path))
+        except FileNotFoundError:
+            raise catalog.missing(self._storage, self._ref, f"{self._ref.path}/{path}") from None
+        try:
+            found: Node = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise CorruptError(f"{path} holds no node of a tree: {error}") from None
+        return found
 
 
 def _is_folder(node: Node) -> bool:
-    return bool(children(node)) or tag_of(node) in ("array", "link", "optimizer")
+    """Whether a node is shown as lines of its own, not as one value.
+
+    A list of plain values is one value to a reader, as `betas` and `milestones` are.
+    """
+    tag = tag_of(node)
+    if tag in _ELSEWHERE:
+        return True
+    inside = children(node)
+    return bool(inside) and (tag in MAPPINGS or any(_is_part(child) for _, child in inside))
 
 
-def _optimizer(
-    keys: tuple[str, ...], found: optimizer.OptimizerNode, arrays: Mapping[str, Mapping[str, Json]]
-) -> Iterator[Entry]:
-    for group in found.groups:
-        for key, node in group.values.items():
-            yield from _entries((*keys, "param_groups", str(group.index), key), node, arrays)
-    states = dict.fromkeys(state for each in found.states.values() for state in each)
-    for state in states:
-        of_state = {
-            parameter: values[state]
-            for parameter, values in found.states.items()
-            if state in values
-        }
-        nodes = list(of_state.values())
-        if (
-            len(nodes) > 1
-            and not _is_folder(nodes[0])
-            and all(same(each, nodes[0]) for each in nodes)
-        ):
-            yield ValueEntry((*keys, state), nodes[0], len(nodes))
-            continue
-        for parameter, node in of_state.items():
-            yield from _entries((*keys, state, parameter), node, arrays)
-    for key, node in found.extra.items():
-        yield from _entries((*keys, key), node, arrays)
-
-
-def _array(
-    keys: tuple[str, ...], path: str, arrays: Mapping[str, Mapping[str, Json]], *, tied: bool
-) -> ArrayEntry:
-    if path not in arrays:
-        raise CorruptError(
-            f"{path}: the tree of the step names this array, but the document of its item does "
-            "not; run `ucpstore verify`"
-        )
-    metadata = parse(arrays[path], path)
-    grid = metadata.grid
-    return ArrayEntry(
-        keys=keys,
-        path=path,
-        dtype=metadata.dtype,
-        shape=grid.shape,
-        chunk=grid.chunk,
-        object=grid.object,
-        objects=math.prod(grid.objects),
-        bytes=math.prod(grid.shape) * dtypes.itemsize(metadata.dtype),
-        stored_bytes=_stored_bytes(metadata),
-        tied=tied,
-    )
+def _is_part(node: Node) -> bool:
+    return tag_of(node) in _ELSEWHERE or bool(children(node))
 
 
 def _stored_bytes(metadata: ArrayMetadata) -> int:
@@ -185,5 +231,5 @@ def _stored_bytes(metadata: ArrayMetadata) -> int:
     return chunks * slot_bytes(grid, itemsize) + math.prod(grid.objects) * grid.index_bytes
 
 
-def _matches(keys: tuple[str, ...], pattern: str) -> bool:
+def _matches(keys: Keys, pattern: str) -> bool:
     return any(fnmatchcase("/".join(keys[:length]), pattern) for length in range(len(keys), 0, -1))

@@ -30,12 +30,13 @@ _TRIES = 3
 class VerifyReport:
     """What was looked at, and what is wrong with it.
 
-    `steps` are those that were checked; `too_new` those that this version cannot check, by the
+    `data` says whether objects were read, `steps` are those that were checked; `too_new` those that this version cannot check, by the
     keys of their records. `documents`, `arrays` and `objects` count what was compared; `bytes` is
     the size of the objects, of which `bytes_read` were compared with their checksums.
     """
 
     url: str
+    data: bool
     steps: tuple[int, ...]
     problems: tuple[Problem, ...]
     too_new: tuple[Problem, ...]
@@ -105,6 +106,7 @@ class _Verifier:
             )
         return VerifyReport(
             url=self._storage.url,
+            data=self._data,
             steps=tuple(checked),
             problems=tuple(sorted(findings.problems)),
             too_new=tuple(self._too_new),

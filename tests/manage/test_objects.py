@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ucpstore.arrays.metadata import ArrayMetadata
+from ucpstore.arrays.packed import ObjectEncoder
+from ucpstore.errors import CorruptError
+from ucpstore.geometry import Grid
+from ucpstore.manage.objects import check_object, objects_of, read_bytes
+from ucpstore.staging import BufferPool
+from ucpstore.storage.memory import MemoryStorage
+
+GRIDS = [
+    Grid((0,), (1,), (1,), False),
+    Grid((10,), (10,), (10,), False),
+    Grid((10,), (4,), (12,), True),  # one object, its last chunk cut
+    Grid((22,), (4,), (8,), True),  # three objects, the last with one chunk and a cut one
+    Grid((17,), (4,), (8,), True),
+]
+
+
+def put_all(storage: MemoryStorage, metadata: ArrayMetadata, values: np.ndarray) -> None:
+    grid = metadata.grid
+    for each in objects_of("a", metadata):
+        encoder = ObjectEncoder(np.empty(each.size, np.uint8), grid, each.index, metadata.dtype)
+        box = grid.object_box(each.index)
+        encoder.fill(box, values[box.slices()])
+        storage.put(f"step/{each.key}", encoder.finish())
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_bytes_come_back(grid: Grid) -> None:
+    storage, metadata = MemoryStorage(), ArrayMetadata(grid, "uint8", (None,))
+    values = np.arange(1, grid.shape[0] + 1, dtype=np.uint8)
+    put_all(storage, metadata, values)
+    assert read_bytes(storage, "step", "a", metadata) == values.tobytes()
+    for each in objects_of("a", metadata):
+        assert check_object(storage, f"step/{each.key}", each, BufferPool(100)) == []
+
+
+def test_every_byte_of_an_object_counts() -> None:
+    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,))
+    put_all(storage, metadata, np.arange(22, dtype=np.uint8))
+    for each in objects_of("a", metadata):
+        key = f"step/{each.key}"
+        whole = storage.get(key)
+        assert len(whole) == each.size
+        for position in range(len(whole)):
+            raw = bytearray(whole)
+            raw[position] ^= 0x10
+            storage.put(key, raw)
+            found = check_object(storage, key, each, BufferPool(100))
+            assert len(found) == 1, position
+        storage.put(key, whole)
+
+
+def test_what_holds_no_bytes() -> None:
+    metadata = ArrayMetadata(GRIDS[1], "int16", (None,))
+    with pytest.raises(CorruptError, match="a should hold bytes, but is a int16"):
+        read_bytes(MemoryStorage(), "step", "a", metadata)
