@@ -71,13 +71,15 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
     """All arrays of the job, sorted by path.
 
     Raises StateError, naming the path and ranks, where ranks disagree about shape or dtype, where
-    blocks overlap without being equal, or where elements are held by nobody.
+    blocks overlap without being equal, where elements are held by nobody, or where a rank holds a
+    part by the description of others and does not describe the array itself.
     """
     held: dict[str, list[tuple[RankClass, ArraySpec]]] = {}
     for member in classes:
         for spec in member.specs:
             held.setdefault(spec.path, []).append((member, spec))
     layouts: dict[object, Layout] = {}
+    complete: set[object] = set()
     merged = []
     for path in sorted(held):
         holders = held[path]
@@ -98,8 +100,30 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         layout = layouts.get(key)
         if layout is None:
             layout = layouts[key] = _layout(path, first.shape, sorted(partitions, key=repr))
+        described = tuple((member.ranks, spec.partition) for member, spec in holders)
+        if (first.shape, described) not in complete:
+            _check_present(path, first.shape, described)
+            complete.add((first.shape, described))
         merged.append(GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout))
     return tuple(merged)
+
+
+def _check_present(
+    path: str, shape: Index, described: Sequence[tuple[tuple[int, ...], Partition | None]]
+) -> None:
+    """Refuse a rank that has a part of the array by its partition, but not in its state."""
+    present: dict[Partition, set[int]] = {}
+    for ranks, partition in described:
+        if partition is not None:
+            present.setdefault(partition, set()).update(ranks)
+    for partition, having in present.items():
+        for rank, pieces in fragments(partition, shape).items():
+            if pieces and rank not in having:
+                raise StateError(
+                    f"{path}: rank {rank} holds {pieces[0].box} of shape {shape} by the mesh and "
+                    f"placements that rank {min(having)} gives, but its own state has no such "
+                    "tensor; put the tensor into the state on every rank of its mesh"
+                )
 
 
 def _layout(path: str, shape: Index, partitions: Sequence[Partition]) -> Layout:
