@@ -1,0 +1,298 @@
+"""Field cases of resharding: B35 to B37: sub-meshes, replicated axes, parts that do not tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases.tools import attempt, bits, line, same, sharded, stored_bytes
+from cases.tools import whole as gathered
+from ranks.harness import Ranks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import ucpstore
+
+
+def square(*names: str) -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+
+
+# B35: experts on one sub-mesh, dense parameters on another.
+
+
+def experts(mesh: DeviceMesh, factor: float) -> dict[str, torch.Tensor]:
+    """What each of the kinds of parameters of a mixture of experts looks like on (ep=2, dp=2)."""
+    expert = torch.arange(4 * 6 * 2.0).reshape(4, 6, 2) * factor
+    dense = torch.arange(7 * 3.0).reshape(7, 3) * -factor
+    both = torch.arange(5 * 8.0).reshape(5, 8) * factor
+    return {
+        "expert": sharded(expert, mesh["ep"], Shard(0)),
+        "expert by rows": sharded(expert, mesh, Shard(0), Shard(1)),
+        "dense": sharded(dense, mesh["dp"], Shard(0)),
+        "dense on all": sharded(dense, mesh, Shard(0), Shard(0)),
+        "crossed": sharded(both, mesh, Shard(1), Shard(0)),
+        "one element": sharded(torch.tensor([factor]), mesh["dp"], Shard(0)),
+        "plain": dense * 2,
+    }
+
+
+def experts_round_trip(url: str) -> tuple[list[str], list[str]]:
+    mesh = square("ep", "dp")
+    saved = experts(mesh, 1.0)
+    before = {name: local(value).clone() for name, value in saved.items()}
+    ucpstore.save(url, {"m": saved}, step=1)
+    target = experts(mesh, 0.0)
+    ucpstore.load(url, {"m": target})
+    changed = [name for name, value in saved.items() if not same(local(value), before[name])]
+    return changed, [name for name in saved if not same(local(target[name]), before[name])]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def test_b35_each_rank_gets_its_own_expert_back(ranks: Ranks, tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    assert ranks.run(4, experts_round_trip, url) == [([], [])] * 4
+    target = {
+        "expert": torch.zeros(4, 6, 2),
+        "expert by rows": torch.zeros(4, 6, 2),
+        "dense": torch.zeros(7, 3),
+        "dense on all": torch.zeros(7, 3),
+        "crossed": torch.zeros(5, 8),
+        "one element": torch.zeros(1),
+        "plain": torch.zeros(7, 3),
+    }
+    ucpstore.load(url, {"m": target})
+    for name in ("expert", "expert by rows"):
+        assert same(target[name], torch.arange(48.0).reshape(4, 6, 2))
+    for name in ("dense", "dense on all"):
+        assert same(target[name], torch.arange(21.0).reshape(7, 3) * -1.0)
+    assert same(target["crossed"], torch.arange(40.0).reshape(5, 8))
+    assert same(target["one element"], torch.tensor([1.0]))
+
+
+def own_group_each(folder: str) -> tuple[bytes, list[int]]:
+    """Two jobs of two ranks that share a world, each with a process group and a store of its own.
+
+    Global ranks 2 and 3 are ranks 0 and 1 of the second.
+    """
+    mesh = square("job", "dp")
+    job = dist.get_rank() // 2
+    url = f"{folder}/{job}"
+    values = torch.arange(5.0) + 100 * job
+    group = mesh["dp"].get_group()
+    ucpstore.save(url, {"m": {"w": sharded(values, mesh["dp"])}}, step=1, process_group=group)
+    target = sharded(torch.zeros(5), mesh["dp"])
+    ucpstore.load(url, {"m": {"w": target}}, process_group=group)
+    return bits(gathered(target)), list(local(target).shape)
+
+
+def test_b35_meshes_count_in_ranks_of_the_process_group(ranks: Ranks, tmp_path: Path) -> None:
+    results = ranks.run(4, own_group_each, str(tmp_path))
+    expected = [bits(torch.arange(5.0) + 100 * job) for job in (0, 0, 1, 1)]
+    assert [values for values, _ in results] == expected
+    assert [shape for _, shape in results] == [[3], [2], [3], [2]]
+
+
+def mesh_outside(url: str) -> str:
+    """The tensor is spread over all ranks, but only the first two save."""
+    mesh = square("job", "dp")
+    tensor = sharded(torch.arange(8.0), line())
+    group = mesh["dp"].get_group()
+    text = ""
+    if dist.get_rank() < 2:
+        text = attempt(
+            lambda: ucpstore.save(url, {"m": {"w": tensor}}, step=1, process_group=group)
+        )
+    dist.barrier()
+    return text
+
+
+def test_b35_a_mesh_that_reaches_out_of_the_process_group_is_refused(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    texts = ranks.run(4, mesh_outside, str(tmp_path / "s"))
+    for text in texts[:2]:
+        assert "m.w" in text
+        assert "[2, 3]" in text
+    assert ucpstore.CheckpointStore(tmp_path / "s").steps() == []
+
+
+# B36: replicated axes.
+
+
+def hybrid(values: torch.Tensor) -> dict[str, DTensor]:
+    mesh = square("replica", "shard")
+    return {
+        "rows": sharded(values, mesh, Replicate(), Shard(0)),
+        "columns": sharded(values, mesh, Shard(1), Replicate()),
+        "whole": sharded(values, mesh, Replicate(), Replicate()),
+    }
+
+
+def save_hybrid(url: str, values: torch.Tensor) -> int:
+    report = ucpstore.save(url, {"m": hybrid(values)}, step=1).result()
+    return report.bytes
+
+
+def load_hybrid(url: str, values: torch.Tensor) -> list[str]:
+    mesh = line()
+    target = {name: sharded(torch.zeros_like(values), mesh) for name in ("rows", "columns")}
+    target["whole"] = sharded(torch.zeros_like(values), mesh, Replicate())
+    ucpstore.load(url, {"m": target})
+    return [name for name, value in target.items() if not same(gathered(value), values)]
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (600, 1000)])
+def test_b36_replicas_are_stored_once_and_spread(
+    ranks: Ranks, tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    url, values = str(tmp_path / "s"), torch.randn(shape)
+    written = ranks.run(4, save_hybrid, url, values)
+    copies = 3 * values.nbytes
+    assert copies <= sum(written) < copies * 1.1 + 200
+    assert stored_bytes(url) < copies * 1.1 + 20_000
+    assert sum(1 for size in written if size) > 1
+    for size in (2, 3):
+        assert ranks.run(size, load_hybrid, url, values) == [[]] * size
+    alone = {name: torch.zeros_like(values) for name in ("rows", "columns", "whole")}
+    ucpstore.load(url, {"m": alone})
+    assert all(same(value, values) for value in alone.values())
+
+
+def save_unequal(folder: str, name: str, rank: int) -> dict[str, str]:
+    """One rank's copy is off by one ulp in one element."""
+    tensors = hybrid(torch.ones(6, 4))
+    if dist.get_rank() == rank:
+        part = tensors[name].to_local()
+        part[-1, -1] = torch.nextafter(part[-1, -1], torch.tensor(2.0))
+    found = {}
+    for check in ("always", "never"):
+        url = f"{folder}/{check}"
+        found[check] = attempt(
+            lambda url=url, check=check: ucpstore.save(
+                url, {"m": tensors}, step=1, check_replicas=check
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "whole"])
+def test_b36_replicas_that_differ_by_one_ulp_are_refused_on_request(
+    ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    for found in ranks.run(4, save_unequal, str(tmp_path), name, 3):
+        assert f"m/{name}" in found["always"].replace(".", "/")
+        assert "and 3 hold different values" in found["always"]
+        assert found["never"] == ""
+    assert ucpstore.CheckpointStore(tmp_path / "always").steps() == []
+    assert ucpstore.CheckpointStore(tmp_path / "never").steps() == [1]
+
+
+# B37: parts that do not tile the global shape.
+
+
+def from_local(rows: tuple[int, int], **whole: object) -> DTensor:
+    own = rows[dist.get_rank()]
+    part = torch.full((own, 2), float(dist.get_rank()))
+    return DTensor.from_local(part, line(), [Shard(0)], run_check=False, **whole)
+
+
+UNEVEN: dict[str, Callable[[], torch.Tensor]] = {
+    "1 and 3": lambda: from_local((1, 3)),
+    "1 and 3 of 4": lambda: from_local((1, 3), shape=torch.Size((4, 2)), stride=(2, 1)),
+    "3 and 1 of 4": lambda: from_local((3, 1), shape=torch.Size((4, 2)), stride=(2, 1)),
+    "2 and 2 of 5": lambda: from_local((2, 2), shape=torch.Size((5, 2)), stride=(2, 1)),
+    "2 and 2 of 3": lambda: from_local((2, 2), shape=torch.Size((3, 2)), stride=(2, 1)),
+    "0 and 4": lambda: from_local((0, 4), shape=torch.Size((4, 2)), stride=(2, 1)),
+    "3 and 2": lambda: from_local((3, 2)),
+}
+
+
+def save_uneven(url: str, kind: str) -> tuple[str, list[int]]:
+    text = attempt(lambda: ucpstore.save(url, {"m": {"w": UNEVEN[kind]()}}, step=1))
+    dist.barrier()
+    return text, ucpstore.CheckpointStore(url).steps()
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+def test_b37_parts_that_do_not_follow_the_rule_are_refused(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    for text, steps in ranks.run(2, save_uneven, str(tmp_path / "s"), kind):
+        assert "m" in text
+        assert "w" in text
+        assert "from_local" in text
+        assert steps == []
+
+
+def uneven_that_fits(url: str) -> list[list[float]]:
+    """3 and 2 rows with the global shape given are what torch.chunk would give."""
+    tensor = from_local((3, 2), shape=torch.Size((5, 2)), stride=(2, 1))
+    ucpstore.save(url, {"m": {"w": tensor}}, step=1)
+    target = torch.zeros(5, 2)
+    ucpstore.load(url, {"m": {"w": target}})
+    return target.tolist()
+
+
+def test_b37_uneven_parts_with_the_global_shape_given(ranks: Ranks, tmp_path: Path) -> None:
+    expected = [[0, 0]] * 3 + [[1, 1]] * 2
+    assert ranks.run(2, uneven_that_fits, str(tmp_path / "s")) == [expected, expected]
+
+
+def target_uneven(url: str) -> tuple[str, bool]:
+    target = from_local((1, 3), shape=torch.Size((4, 2)), stride=(2, 1))
+    before = bits(target.to_local())
+    text = attempt(lambda: ucpstore.load(url, {"m": {"w": target}}))
+    return text, bits(target.to_local()) == before
+
+
+def test_b37_an_uneven_target_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    ucpstore.save(url, {"m": {"w": torch.ones(4, 2)}}, step=1)
+    for text, kept in ranks.run(2, target_uneven, url):
+        assert "m.w" in text
+        assert kept
+
+
+def overlapping_meshes(url: str) -> str:
+    """The same name is split over rows on one rank's description and over columns on the other."""
+    mesh = line()
+    whole = torch.arange(16.0).reshape(4, 4)
+    tensor = sharded(whole, mesh, Shard(dist.get_rank()))
+    text = attempt(lambda: ucpstore.save(url, {"m": {"w": tensor}}, step=1))
+    dist.barrier()
+    return text
+
+
+def test_b37_fragments_with_a_hole_or_an_overlap_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    for text in ranks.run(2, overlapping_meshes, str(tmp_path / "s")):
+        assert text.startswith("StateError")
+        assert "m/w" in text
+    assert ucpstore.CheckpointStore(tmp_path / "s").steps() == []
+
+
+def half_missing(url: str, rows: int, placement: object) -> tuple[str, list[int]]:
+    """The tensor is on both ranks, but rank 1 leaves it out of its state."""
+    tensor = sharded(torch.ones(rows, 3), line(), placement)
+    state = {"w": tensor} if dist.get_rank() == 0 else {"other": torch.ones(2)}
+    text = attempt(lambda: ucpstore.save(url, {"m": state}, step=1))
+    dist.barrier()
+    return text, ucpstore.CheckpointStore(url).steps()
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Replicate()], ids=["shard", "replicate"])
+@pytest.mark.parametrize("rows", [6, 600_000])
+def test_b37_a_part_that_no_rank_hands_over_is_refused(
+    ranks: Ranks, tmp_path: Path, rows: int, placement: object
+) -> None:
+    for text, steps in ranks.run(2, half_missing, str(tmp_path / "s"), rows, placement):
+        assert "m/w: rank 1 holds" in text
+        assert "on every rank of its mesh" in text
+        assert steps == []
+    assert not (tmp_path / "s").exists()
