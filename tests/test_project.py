@@ -78,7 +78,7 @@ def test_only_runners_and_describe_know_torch_distributed() -> None:
     found = {
         name
         for name, tree in modules()
-        if any(module.startswith("torch.distributed") for module in imported(tree))
+        if any(module.startswith(("torch.distributed", "torch._C")) for module in imported(tree))
     }
     strangers = {
         name for name in found if name.split("/")[0].removesuffix(".py") not in KNOWS_DISTRIBUTED
