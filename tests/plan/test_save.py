@@ -134,9 +134,9 @@ def test_a_thousand_arrays_on_a_thousand_ranks() -> None:
         1024,
         *(spec(f"{n:04}", shapes[n % 4], fully if n % 2 else mesh) for n in range(1000)),
     )
-    start = time.perf_counter()
+    start = time.process_time()
     plan = plan_save(many, 1024, Options())
     plan.rank(7)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     written = plan.written_bytes()
     assert max(written) < 1.1 * sum(written) / 1024

@@ -62,14 +62,15 @@ class Cut:
 def cut_layout(layout: Layout, itemsize: int, options: Options) -> Cut:
     """Choose the grid and find every object's parts and candidates."""
     grid = choose_grid(layout, itemsize, options)
-    parts: dict[Index, list[Part]] = {index: [] for index in grid.object_indices()}
+    boxes = {index: grid.object_box(index) for index in grid.object_indices()}
+    parts: dict[Index, list[Part]] = {index: [] for index in boxes}
     for block in layout.blocks:
         for index in grid.objects_touching(block.box):
-            common = block.box.intersect(grid.object_box(index))
+            common = block.box.intersect(boxes[index])
             if common is not None:
                 parts[index].append(Part(block, common))
     objects = tuple(
-        _cut_object(grid, index, itemsize, parts_of) for index, parts_of in parts.items()
+        _cut_object(grid, index, itemsize, parts[index], box.size) for index, box in boxes.items()
     )
     settled = np.array(
         [o.candidates[0] if len(o.candidates) == 1 else NOBODY for o in objects], dtype=np.int32
@@ -84,8 +85,10 @@ def cut_layout(layout: Layout, itemsize: int, options: Options) -> Cut:
     )
 
 
-def _cut_object(grid: Grid, index: Index, itemsize: int, parts: Sequence[Part]) -> CutObject:
-    holders, whole = _holders(parts, grid.object_box(index).size)
+def _cut_object(
+    grid: Grid, index: Index, itemsize: int, parts: Sequence[Part], size: int
+) -> CutObject:
+    holders, whole = _holders(parts, size)
     shared = not whole
     return CutObject(
         index,
