@@ -395,10 +395,10 @@ def test_a_reader_that_stops_reading(made: Path) -> None:
 
 def test_interrupted_while_it_reads(made: Path) -> None:
     code = (
-        "import threading, time\n"
+        "import os, time\n"
         "from ucpstore.storage.local import LocalStorage\n"
         "def slow(self, *_):\n"
-        "    print('reading', flush=True)\n"
+        "    os.write(1, b'reading\\n')\n"
         "    time.sleep(1)\n"
         "LocalStorage.read_into = slow\n"
         "from ucpstore.cli import main\n"

@@ -30,9 +30,10 @@ _TRIES = 3
 class VerifyReport:
     """What was looked at, and what is wrong with it.
 
-    `data` says whether objects were read, `steps` are those that were checked; `too_new` those that this version cannot check, by the
-    keys of their records. `documents`, `arrays` and `objects` count what was compared; `bytes` is
-    the size of the objects, of which `bytes_read` were compared with their checksums.
+    `data` says whether objects were read. `steps` are those that were checked, `too_new` those that
+    this version cannot check, by the keys of their records. `documents`, `arrays` and `objects`
+    count what was compared; `bytes` is the size of the objects, of which `bytes_read` were compared
+    with their checksums.
     """
 
     url: str
