@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import torch
 
 from ucpstore import catalog
 from ucpstore.agree import Group, local_group
-from ucpstore.arrays.metadata import parse
-from ucpstore.catalog import Documents, StepRef
+from ucpstore.catalog import StepRef
 from ucpstore.describe import (
-    ArrayInfo,
     Cast,
-    Read,
     Target,
     match,
     refuse_unexpected,
@@ -32,16 +27,11 @@ from ucpstore.dtypes import itemsize
 from ucpstore.errors import StateError, UcpstoreError
 from ucpstore.format import layout
 from ucpstore.format.documents import canonical
-from ucpstore.format.paths import segment_of
-from ucpstore.format.record import CommitRecord
-from ucpstore.geometry import Box, Grid, Piece
+from ucpstore.loading.opened import item_name, open_handed, read_step
 from ucpstore.loading.reader import Reader, Request, requests
 from ucpstore.loading.report import LoadReport
 from ucpstore.options import Options
 from ucpstore.storage import Storage
-from ucpstore.tree import Node, inline
-from ucpstore.tree.decode import decode
-from ucpstore.tree.nodes import pairs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +117,7 @@ class _Load:
     def arrive(self) -> bytes:
         """What this rank asks for: the step, and the items of its target."""
         request = self.request = self._make_request()
-        self.items = [segment_of(key, request.state) for key in request.state]
+        self.items = [item_name(key) for key in request.state]
         return canonical({"step": request.step, "strict": request.strict, "items": self.items})
 
     def resolve(self, payloads: list[bytes]) -> bytes:
@@ -142,39 +132,17 @@ class _Load:
                     )
         items = {item for each in asked for item in each["items"]}
         ref = catalog.find_step(self.storage, self.request.step)
-        documents = catalog.read_documents(
-            self.storage, ref, items.__contains__, threads=self.options.threads
-        )
-        opened = Opened.of(ref, documents)
-        large = self._read_large(opened, items)
-        self.metadata_bytes = len(ref.raw) + documents.size
-        return _pack(ref, documents, large)
-
-    def _read_large(self, opened: Opened, items: Collection[str]) -> dict[str, bytes]:
-        """The large leaves of the asked items, which lie in arrays of bytes."""
-        found: dict[str, bytes] = {}
-
-        def fetch(path: str) -> bytes:
-            grid = opened.grids[path]
-            tensor = torch.empty(grid.shape, dtype=torch.uint8)
-            pieces = (Piece(Box.whole(grid.shape), Box.whole(grid.shape)),)
-            Reader(self.storage, opened.ref, self.options).run(
-                list(requests(Read(path, tensor, pieces, "uint8"), grid))
-            )
-            found[path] = bytes(tensor.numpy().data)
-            return found[path]
-
-        opened.inlined(items, fetch)
-        return found
+        answer, self.metadata_bytes = read_step(self.storage, ref, items, self.options)
+        return answer
 
     def prepare(self, answer: bytes) -> bytes:
         """Check the whole target, plan the reads; nothing of the target changes."""
-        self.ref, documents, large = _unpack(answer)
+        opened = open_handed(answer, self.items)
+        self.ref = opened.ref
         self._end("resolve")
-        opened = Opened.of(self.ref, documents)
         self.target = match(
             self.request.state,
-            opened.inlined(self.items, large.__getitem__),
+            opened.tree,
             opened.infos,
             strict=self.request.strict,
             cast=self.request.cast,
@@ -233,66 +201,3 @@ class _Load:
             metadata_bytes=self.metadata_bytes,
             seconds=self.seconds,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The documents of a step, parsed."""
-
-    ref: StepRef
-    tree: Node
-    grids: Mapping[str, Grid]
-    infos: Mapping[str, ArrayInfo]
-
-    @staticmethod
-    def of(ref: StepRef, documents: Documents) -> Opened:
-        """Parse checked documents."""
-        step, arrays = catalog.parse_documents(documents)
-        parsed = {path: parse(document, path) for path, document in arrays.items()}
-        return Opened(
-            ref,
-            step.tree,
-            {path: each.grid for path, each in parsed.items()},
-            {path: ArrayInfo(each.grid.shape, each.dtype) for path, each in parsed.items()},
-        )
-
-    def inlined(self, items: Collection[str], fetch: Callable[[str], bytes]) -> Node:
-        """The tree, the large leaves of the items with these paths put in their places."""
-        pairs = pairs_of(self.tree)
-        keys = dict.fromkeys(decode(key) for key, _ in pairs)
-        return {
-            "dict": [
-                [key_node, inline(node, fetch) if segment_of(key, keys) in items else node]
-                for key, (key_node, node) in zip(keys, pairs, strict=True)
-            ]
-        }
-
-
-def _pack(ref: StepRef, documents: Documents, large: Mapping[str, bytes]) -> bytes:
-    """Record and documents for the other ranks, as they are stored."""
-    parts = [ref.raw, documents.step, *documents.items.values(), *large.values()]
-    head = canonical(
-        {
-            "sizes": [len(part) for part in parts],
-            "items": list(documents.items),
-            "large": list(large),
-        }
-    )
-    return b"".join([len(head).to_bytes(8, "little"), head, *parts])
-
-
-def _unpack(data: bytes) -> tuple[StepRef, Documents, dict[str, bytes]]:
-    start = 8 + int.from_bytes(data[:8], "little")
-    head = json.loads(data[8:start])
-    parts = []
-    for size in head["sizes"]:
-        parts.append(data[start : start + size])
-        start += size
-    raw, step, *rest = parts
-    record = CommitRecord.from_bytes(raw, "the commit record handed on by rank 0")
-    names = head["items"]
-    return (
-        StepRef(record, raw),
-        Documents(step, dict(zip(names, rest, strict=False))),
-        dict(zip(head["large"], rest[len(names) :], strict=True)),
-    )
