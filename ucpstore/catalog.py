@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
-from ucpstore.errors import CorruptError, FormatError, StepNotFoundError, StorageError
+from ucpstore.errors import (
+    CorruptError,
+    FormatError,
+    OutcomeUnknownError,
+    StepNotFoundError,
+    StorageError,
+)
 from ucpstore.format import layout
 from ucpstore.format.documents import COMMITS, ROOT, STEPS, TAGS, WORK, Json
 from ucpstore.format.record import CommitRecord, DocumentEntry
@@ -45,12 +52,49 @@ def create_store(storage: Storage) -> None:
         try:
             found = storage.get(key)
         except FileNotFoundError:
-            try:
-                storage.put_if_absent(key, content)
-                continue
-            except FileExistsError:
-                found = storage.get(key)
+            found = create_certain(storage, key, content)
         check_fixed(storage, key, found)
+
+
+def create(storage: Storage, key: str, content: bytes) -> bytes:
+    """Put an object if absent; what is there afterwards, `content` or the bytes of another writer.
+
+    A lost answer is read back. Empty where another's was there and has gone. Raises StorageError
+    where the object was surely not written, and OutcomeUnknownError where it may appear yet.
+    """
+    refusal: StorageError | None = None
+    try:
+        storage.put_if_absent(key, content)
+        return content
+    except FileExistsError:
+        pass  # another's, or the first of two deliveries of this put
+    except StorageError as error:
+        refusal = error
+    try:
+        found = storage.get(key)
+        if refusal is not None and found == content:
+            # It is there, but its name need not be durable.
+            storage.sync(key[: key.rfind("/") + 1])
+    except FileNotFoundError:
+        if refusal is None:
+            return b""
+        raise refusal from None
+    except StorageError as error:
+        raise OutcomeUnknownError(
+            f"{key} was sent to {storage.url}, and whether it is there cannot be seen: {error}"
+        ) from refusal or error
+    return found
+
+
+def create_certain(storage: Storage, key: str, content: bytes) -> bytes:
+    """`create` of what may be left behind: an unknown outcome is a plain StorageError."""
+    try:
+        return create(storage, key, content)
+    except OutcomeUnknownError as error:
+        raise StorageError(
+            f"cannot tell whether {key} was written to {storage.url}, before anything was "
+            f"committed; try again ({error})"
+        ) from error
 
 
 def check_fixed(storage: Storage, key: str, found: bytes) -> None:
@@ -80,13 +124,17 @@ def find_step(storage: Storage, step: int | None) -> StepRef:
 
     Raises StepNotFoundError, listing what there is, and saying so where the step is unfinished.
     """
-    for _ in range(3):
+    for again in (False, True, True):
         found = generations(storage)
         if step is None and found:
             number = max(found)
         elif step is not None and step in found:
             number = step
         else:
+            if again and step is not None:
+                raise StepNotFoundError(
+                    f"step {step} in {storage.url} was deleted while it was read"
+                )
             raise StepNotFoundError(absence(storage, step, found))
         key = layout.commit_key(number, found[number][-1])
         try:
@@ -110,10 +158,13 @@ def absence(storage: Storage, step: int | None, found: Mapping[int, Collection[i
         have = f"committed are {shown}" + (f" and {len(steps) - 8} older" if steps[8:] else "")
     if step is None:
         return f"no committed step in {storage.url}; save one first, or check the URL"
-    unfinished = any(
-        name.startswith(f"{step:010d}-") for name in storage.folders(layout.STEPS_PREFIX)
+    # Folders that a delete left may be listed for a while; they are empty.
+    unfinished = (
+        next(iter(storage.list(f"{layout.STEPS_PREFIX}{name}/")), None) is not None
+        for name in storage.folders(layout.STEPS_PREFIX)
+        if name.startswith(f"{step:010d}-")
     )
-    if unfinished:
+    if any(unfinished):
         return f"step {step} is not committed in {storage.url}: its save did not finish; {have}"
     return f"step {step} is not in {storage.url}; {have}"
 
@@ -182,6 +233,16 @@ def parse_documents(documents: Documents) -> tuple[StepDocument, dict[str, dict[
         for path, metadata in parse_item(raw, f"{item}/{layout.DOCUMENT}").items():
             arrays[f"{item}/{path}"] = metadata
     return step, arrays
+
+
+def save_ids(storage: Storage, step: int, numbers: Iterable[int]) -> set[str]:
+    """The saves that committed these generations of a step; damaged records are passed over."""
+    found = set()
+    for number in numbers:
+        key = layout.commit_key(step, number)
+        with suppress(FileNotFoundError, CorruptError, FormatError):
+            found.add(CommitRecord.from_bytes(storage.get(key), key).save_id)
+    return found
 
 
 def delete_generations(storage: Storage, step: int, numbers: Iterable[int]) -> None:

@@ -20,8 +20,15 @@ def delete_step(storage: Storage, step: int, options: Options) -> None:
     found = catalog.generations(storage)
     if number not in found:
         raise StepNotFoundError(catalog.absence(storage, number, found))
-    for mark in unfinished(storage):
-        if mark.step == number and alive(mark, options.unfinished_age_s):
+    running = [
+        mark
+        for mark in unfinished(storage)
+        if mark.step == number and alive(mark, options.unfinished_age_s)
+    ]
+    # A save whose record is there has nothing left to do but to remove its mark.
+    over = catalog.save_ids(storage, number, found[number]) if running else set()
+    for mark in running:
+        if mark.save_id not in over:
             raise InProgressError(
                 f"step {number} in {storage.url} is being saved (by process {mark.pid} on "
                 f"{mark.host} since {mark.created}); wait for it to end, then delete the step"

@@ -7,6 +7,7 @@ anything of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +25,7 @@ from ucpstore.format.record import CommitRecord, DocumentEntry, arrays_crc32c
 from ucpstore.format.step import build_item, build_step, groups_of
 from ucpstore.options import Options
 from ucpstore.saving.bytearrays import bytes_document, bytes_grid, write_bytes
-from ucpstore.saving.mark import new_mark
+from ucpstore.saving.mark import end, new_mark
 from ucpstore.saving.writer import Written
 from ucpstore.storage import Storage
 from ucpstore.tree import Node, externalize
@@ -99,8 +100,13 @@ class Commit:
         commit = Commit(storage, mark, generation, older, documents, tree, options)
         commit._check_paths()
         catalog.create_store(storage)
-        storage.put(layout.work_key(mark.save_id), mark.to_bytes())
-        storage.sync(layout.WORK_PREFIX)
+        try:
+            storage.put(layout.work_key(mark.save_id), mark.to_bytes())
+            storage.sync(layout.WORK_PREFIX)
+        except BaseException:
+            commit.clean_up()
+            end(mark)
+            raise
         return commit
 
     def _check_paths(self) -> None:
@@ -144,6 +150,7 @@ class Commit:
         )
         self.storage.sync(f"{self.path}/")
         self._put_record(record)
+        self._refuse_superseded()
         self._tidy()
         return Outcome(self.generation, len(self._documents), total.objects, total.bytes)
 
@@ -169,13 +176,11 @@ class Commit:
             self._put(item, raw)
             entries.append(DocumentEntry.of(f"{item}/{layout.DOCUMENT}", raw))
         raw = build_step(self._tree, root_arrays)
-        try:
-            self.storage.put_if_absent(layout.step_key(self.path), raw)
-        except FileExistsError:
+        if catalog.create_certain(self.storage, layout.step_key(self.path), raw) != raw:
             raise StorageError(
                 f"the save of step {self.mark.step} to {self.storage.url} took longer than the "
                 "age limit of unfinished saves and was pruned; save again"
-            ) from None
+            )
         return [DocumentEntry.of(layout.DOCUMENT, raw), *entries]
 
     def _put_record(self, record: CommitRecord) -> None:
@@ -183,31 +188,40 @@ class Commit:
         raw = record.to_bytes()
         self._record_sent = True
         try:
-            self.storage.put_if_absent(key, raw)
-        except FileExistsError:
-            # also where the first of two deliveries of one put was ours
-            if self.storage.get(key) != raw:
+            found = catalog.create(self.storage, key, raw)
+        except OutcomeUnknownError as error:
+            # The put may still be on its way: the data has to stay.
+            raise OutcomeUnknownError(
+                f"the commit of step {record.step} was sent but not answered: {error}"
+            ) from error
+        except StorageError:
+            self._record_sent = False
+            raise
+        if found != raw:
+            self._record_sent = False
+            raise self._lost()
+
+    def _lost(self) -> StepExistsError:
+        return StepExistsError(
+            f"step {self.mark.step} was committed to {self.storage.url} by another job while this "
+            "save ran; its step stands, and this one is not kept"
+        )
+
+    def _refuse_superseded(self) -> None:
+        """Raise StepExistsError where a newer generation than the one just committed is there.
+
+        Others may have committed this generation, replaced it by the next and removed it while
+        this save ran; the number was free again then, but no reader will look at it.
+        """
+        try:
+            newest = catalog.generations(self.storage).get(self.mark.step, [0])[-1]
+        except (StorageError, OSError):
+            return  # the record is there, which is what was asked for
+        if newest > self.generation:
+            with contextlib.suppress(StorageError, OSError):
+                self.storage.delete([layout.commit_key(self.mark.step, self.generation)])
                 self._record_sent = False
-                raise StepExistsError(
-                    f"step {record.step} was committed to {self.storage.url} by another job "
-                    "while this save ran; its step stands, and this one is not kept"
-                ) from None
-        except OutcomeUnknownError:
-            try:
-                found = self.storage.get(key)
-            except FileNotFoundError:
-                # The put may still be on its way: the data has to stay.
-                raise OutcomeUnknownError(
-                    f"the commit of step {record.step} to {self.storage.url} was sent but not "
-                    f"answered, and is not there so far; look with `ucpstore ls` before saving "
-                    "the step again"
-                ) from None
-            if found != raw:
-                self._record_sent = False
-                raise StepExistsError(
-                    f"step {record.step} was committed to {self.storage.url} by another job "
-                    "while this save ran; its step stands, and this one is not kept"
-                ) from None
+            raise self._lost()
 
     def _tidy(self) -> None:
         """Remove what the new generation replaces, and the mark.

@@ -16,6 +16,14 @@ from ucpstore.format import layout
 from ucpstore.format.marks import WorkMark
 from ucpstore.storage import Storage
 
+_ended: set[str] = set()
+"""Ids of this process's saves that are over, whose marks could not be removed, perhaps."""
+
+
+def end(mark: WorkMark) -> None:
+    """Remember that a save of this process is over, with or without its mark."""
+    _ended.add(mark.save_id)
+
 
 def new_mark(step: int) -> WorkMark:
     """A mark with a random save_id for this process."""
@@ -53,6 +61,8 @@ def alive(mark: WorkMark, age_limit_s: float) -> bool:
 
     A process can be looked up on its own host only.
     """
+    if mark.save_id in _ended:
+        return False
     if age_s(mark) > age_limit_s:
         return False
     if mark.host != socket.gethostname():
