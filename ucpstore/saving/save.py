@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from ucpstore import catalog
 from ucpstore.agree import Call, Group
 from ucpstore.describe import LocalState, describe
-from ucpstore.errors import OutcomeUnknownError, StorageError
+from ucpstore.errors import OutcomeUnknownError, UcpstoreError
 from ucpstore.exchange import exchanger_of
 from ucpstore.format import layout
 from ucpstore.format.documents import canonical
@@ -29,9 +30,9 @@ from ucpstore.saving import arrival as arrivals
 from ucpstore.saving.arrival import Arrival, Invitation, PerRankArrival, PerRankRows, digest
 from ucpstore.saving.commit import Commit, Outcome
 from ucpstore.saving.documents import plan_documents, write_array_documents
-from ucpstore.saving.mark import check_mark
+from ucpstore.saving.mark import check_mark, end
 from ucpstore.saving.perrank import rows_documents, write_rows
-from ucpstore.saving.replicas import replica_digests
+from ucpstore.saving.replicas import compared, replica_digests
 from ucpstore.saving.report import SaveReport
 from ucpstore.saving.request import SaveRequest
 from ucpstore.saving.writer import Written, write_objects
@@ -42,6 +43,7 @@ KEPT_PLANS = 8
 """Plans that a process keeps, by structure; a second save of the same structure plans nothing."""
 
 _plans: dict[str, SavePlan] = {}
+_plans_lock = threading.Lock()
 
 
 def save_state(
@@ -97,6 +99,8 @@ class _Save:
         self.tree = b""
         self.replicas: dict[str, str] = {}
         self.written = Written(0, 0, 0)
+        self._kept: dict[str, SavePlan] = {}
+        """Plans of earlier saves, as they were when this rank arrived: others may push them out."""
         # On rank 0 alone:
         self.arrived: list[Arrival] = []
         self.commit: Commit | None = None
@@ -128,6 +132,9 @@ class _Save:
             if self.commit is not None:
                 self.commit.clean_up()
             raise
+        finally:
+            if self.commit is not None:
+                end(self.commit.mark)
 
     def _end(self, phase: str) -> None:
         now = time.perf_counter()
@@ -148,6 +155,8 @@ class _Save:
         self.tree = canonical(self.state.tree)
         structure = digest(self.specs)
         self.replicas = replica_digests(self.state.arrays, structure, request.check_replicas)
+        with _plans_lock:
+            self._kept = dict(_plans)
         self._end("describe")
         return Arrival(
             step=request.step,
@@ -157,7 +166,7 @@ class _Save:
             arrays=structure,
             tree=digest(self.tree),
             replicas=digest(canonical(self.replicas)),
-            planned=tuple(_plans),
+            planned=tuple(self._kept),
             per_rank=tuple(
                 PerRankArrival(d.path, d.axis, d.index, d.count, len(d.data), digest(d.data))
                 for d in self.state.per_rank
@@ -204,16 +213,18 @@ class _Save:
         return _Structure(self.commit.mark, rows, arrays).to_bytes()
 
     def _plan(self, invitation: Invitation, arrays: Sequence[str]) -> SavePlan:
-        plan = _plans.get(invitation.plan)
+        plan = self._kept.get(invitation.plan)
         if plan is None:
             classes = [
                 RankClass(ranks, specs_from_bytes(text.encode()))
                 for ranks, text in zip(invitation.arrays, arrays, strict=True)
             ]
             plan = plan_save(merge(classes), self.call.size, self.options)
-            while len(_plans) >= KEPT_PLANS:
-                _plans.pop(next(iter(_plans)))
-            _plans[invitation.plan] = plan
+            self._kept[invitation.plan] = plan
+            with _plans_lock:
+                while len(_plans) >= KEPT_PLANS:
+                    _plans.pop(next(iter(_plans)))
+                _plans[invitation.plan] = plan
         return plan
 
     # Round 3
@@ -236,8 +247,10 @@ class _Save:
                 timeout_s=self.options.report_timeout_s,
             )
             outcome = Outcome.from_bytes(answer)
-        except OutcomeUnknownError:
-            outcome = self._look(plan, structure.mark)
+        except OutcomeUnknownError as error:
+            outcome = self._look(plan, structure.mark, error)
+        if self.request.check_replicas != "never":
+            compared(digest(self.specs))
         self._end("commit")
         return SaveReport(
             url=self.storage.url,
@@ -280,18 +293,18 @@ class _Save:
         array_bytes = plan.real_bytes + sum(sum(row.lengths) for row in structure.rows)
         return self.commit.finish(reported, self.request.metadata, array_bytes).to_bytes()
 
-    def _look(self, plan: SavePlan, mark: WorkMark) -> Outcome:
+    def _look(self, plan: SavePlan, mark: WorkMark, lost: OutcomeUnknownError) -> Outcome:
         """Rank 0 is lost, or its commit was not answered: the record tells whether it is there."""
         try:
             record = catalog.find_step(self.storage, mark.step).record
-        except (StorageError, FileNotFoundError):
+        except (UcpstoreError, FileNotFoundError):
             record = None
         if record is None or record.save_id != mark.save_id:
             raise OutcomeUnknownError(
-                f"whether step {mark.step} was committed to {self.storage.url} is not known: "
-                "rank 0 stopped answering, and there is no record of this save so far; look with "
-                f"`ucpstore ls {self.storage.url}` before saving the step again"
-            )
+                f"whether step {mark.step} was committed to {self.storage.url} is not known, and "
+                "there is no record of this save so far; look with "
+                f"`ucpstore ls {self.storage.url}` before saving the step again ({lost})"
+            ) from lost
         return Outcome(record.generation, record.arrays, plan.objects, record.bytes)
 
 
