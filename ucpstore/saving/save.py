@@ -38,6 +38,7 @@ from ucpstore.saving.request import SaveRequest
 from ucpstore.saving.writer import Written, write_objects
 from ucpstore.storage import Storage
 from ucpstore.tree import merge_nodes
+from ucpstore.tree.names import check_paths
 
 KEPT_PLANS = 8
 """Plans that a process keeps, by structure; a second save of the same structure plans nothing."""
@@ -197,6 +198,8 @@ class _Save:
         )
         trees = [(ranks[0], json.loads(sent[ranks[0]]["tree"])) for ranks in invitation.trees]
         tree = merge_nodes(trees)
+        if len(trees) > 1:
+            check_paths(tree)
         arrays: tuple[str, ...] = ()
         if invitation.send_arrays:
             arrays = tuple(sent[ranks[0]]["arrays"] for ranks in invitation.arrays)

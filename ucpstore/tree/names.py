@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ucpstore.errors import FormatError
+from ucpstore.errors import FormatError, StateError
 from ucpstore.format.documents import expect
 from ucpstore.tree import optimizer
 from ucpstore.tree.nodes import Node, body_of, children, key_shown, pairs_of, short, tag_of
@@ -26,13 +26,29 @@ def array_names(node: Node) -> dict[str, str]:
     An item that is an array has the empty name. States of an optimizer are named
     `<state>/<parameter>`, as their folders are.
     """
-    return dict(_arrays(node, ""))
+    return {name: path for name, path, _ in _arrays(node, "")}
 
 
-def _arrays(node: Node, name: str) -> Iterator[tuple[str, str]]:
+def check_paths(tree: Node) -> None:
+    """Raise StateError where two names of a merged tree have the same array path.
+
+    One rank never makes such paths; two can, where one has the key 1 and another the key "1".
+    """
+    seen: set[str] = set()
+    for name, path, tied in _arrays(tree, ""):
+        if not tied and path in seen:
+            raise StateError(
+                f"{name}: keys of different types that read the same, held by different ranks, "
+                f"would both be stored at {path}; use keys of one type on all ranks"
+            )
+        seen.add(path)
+
+
+def _arrays(node: Node, name: str) -> Iterator[tuple[str, str, bool]]:
+    """(name, path, whether it is a tied name) of every array."""
     tag = tag_of(node)
     if tag in ("array", "link"):
-        yield name, expect(body_of(node), str, "the path of an array")
+        yield name, expect(body_of(node), str, "the path of an array"), tag == "link"
     elif tag == "optimizer":
         opened = optimizer.from_node(node)
         states = sorted({state for each in opened.states.values() for state in each})
