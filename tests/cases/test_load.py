@@ -206,6 +206,22 @@ def test_b13_float32_moments_of_bfloat16_weights_stay_float32(tmp_path: Path) ->
             assert same(again.state[parameter][key], value), key
 
 
+def test_b13_moments_of_another_dtype_are_refused_or_cast(tmp_path: Path) -> None:
+    model, optimizer = adam("cpu", 2)
+    ucpstore.save(tmp_path, {"model": model, "optim": optimizer}, step=1)
+    other, again = adam("cpu", 1)
+    for state in again.state.values():
+        state["exp_avg"] = state["exp_avg"].bfloat16()
+    target = {"model": other, "optim": again}
+    refuse_load(tmp_path, target, "optim.exp_avg.weight", "optim.exp_avg.bias", "float32")
+    ucpstore.load(tmp_path, target, cast="optim.exp_avg.*")
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        expected = optimizer.state[theirs]
+        assert same(again.state[mine]["exp_avg"], expected["exp_avg"].bfloat16())
+        assert same(again.state[mine]["exp_avg_sq"], expected["exp_avg_sq"])
+        assert same(again.state[mine]["step"], torch.tensor(2.0))
+
+
 # B15: no fallback from a strict load.
 
 

@@ -198,6 +198,19 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], object]] = {
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
     "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=20),
     "multi step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5, 6]),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(
+        o, [lambda n: 0.9**n, lambda n: 1 / (n + 1)]
+    ),
+    "cyclic": lambda o: torch.optim.lr_scheduler.CyclicLR(
+        o, 0.01, 0.1, step_size_up=3, cycle_momentum=False
+    ),
+    "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
+    "chained": lambda o: torch.optim.lr_scheduler.ChainedScheduler(
+        [
+            torch.optim.lr_scheduler.ConstantLR(o, 0.1, 4),
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+        ]
+    ),
     "sequential": lambda o: torch.optim.lr_scheduler.SequentialLR(
         o,
         [
@@ -318,6 +331,35 @@ class Named(nn.Module):
         return self._orig(self.module(x))
 
 
+class Parent(nn.Module):
+    """Holds wrapped modules as parts, next to a part that is called like a wrapper's."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.module, self.plain = Named(), nn.Linear(2, 2)
+        self.inner = nn.Sequential(wrap(nn.Linear(2, 3)), wrap(nn.Linear(3, 2)))
+
+
+def inner_moves(folder: str) -> list[str]:
+    """Parts wrapped by DDP, torch.compile or activation checkpointing, each into each."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    wrappers = {**WRAPPERS, "checkpoint": checkpoint_wrapper}
+    wrong = []
+    for saved_as, wrap in wrappers.items():
+        torch.manual_seed(1)
+        model = Parent(wrap)
+        url = f"{folder}/{saved_as.replace(' ', '-')}"
+        ucpstore.save(url, {"model": model}, step=1)
+        for loaded_as, again in wrappers.items():
+            torch.manual_seed(2)
+            other = Parent(again)
+            ucpstore.load(url, {"model": other})
+            good = all(map(same, other.parameters(), model.parameters()))
+            wrong += [] if good else [f"{saved_as} -> {loaded_as}"]
+    return wrong
+
+
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "bare": lambda m: m,
     "ddp": DistributedDataParallel,
@@ -362,6 +404,23 @@ def test_b25_wrappers_are_seen_through_in_both_directions(ranks: Ranks, tmp_path
     assert names == {("module.weight", "module.bias", "_orig.weight", "_orig.bias")}
 
 
+def test_b25_wrapped_parts_of_a_module(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(2, inner_moves, str(tmp_path)) == [[], []]
+    for url in tmp_path.iterdir():
+        assert list(ucpstore.CheckpointStore(url).open()["model"]) == [
+            "module.module.weight",
+            "module.module.bias",
+            "module._orig.weight",
+            "module._orig.bias",
+            "plain.weight",
+            "plain.bias",
+            "inner.0.weight",
+            "inner.0.bias",
+            "inner.1.weight",
+            "inner.1.bias",
+        ]
+
+
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
 def test_b25_prefixes_in_dicts_are_pointed_at(tmp_path: Path, prefix: str) -> None:
     model = nn.Linear(3, 2)
@@ -389,13 +448,14 @@ class Sign8(torch.optim.Optimizer):
             for parameter in group["params"]:
                 state = self.state[parameter]
                 if not state:
-                    state["codes"] = torch.full(parameter.shape, 128, dtype=torch.uint8)
+                    state["codes"] = torch.full_like(parameter, 128, dtype=torch.uint8)
                     state["absmax"] = torch.ones(())
                     state["recent"] = [0.0, 0.0]
                     state["count"] = 0
                 past = (state["codes"].float() - 128) / 127 * state["absmax"]
                 mean = 0.9 * past + parameter.grad
-                state["absmax"] = mean.abs().max()
+                largest = mean.abs().max()
+                state["absmax"] = gathered(largest)  # of a DTensor it is not reduced yet
                 state["codes"] = (mean / state["absmax"] * 127 + 128).round().to(torch.uint8)
                 state["recent"] = [state["recent"][1], float(state["absmax"])]
                 state["count"] += 1
@@ -510,3 +570,64 @@ def test_b26_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str) -
         assert stepped.bytes() == saved
     finally:
         torch.set_num_threads(before)
+
+
+# Adafactor and LBFGS cannot step DTensors in torch 2.13.
+SHARDED = {
+    **{kind: OPTIMIZERS[kind] for kind in ("sgd", "adamw", "adagrad", "nadam")},
+    **{kind: OPTIMIZERS[kind] for kind in ("radam", "rmsprop", "asgd", "adamax", "uint8 state")},
+}
+
+
+def sharded_run(kind: str, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5))
+    if dist.is_initialized():
+        fully_shard(model, mesh=line())
+    return model, SHARDED[kind](list(model.parameters()))
+
+
+def train_sharded(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for number in range(steps):
+        x = torch.linspace(-1, 1 + number, 20).reshape(4, 5)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sharded_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, parameter in model.named_parameters():
+        found[name] = bits(gathered(parameter))
+        for key, value in optimizer.state[parameter].items():
+            full = gathered(value) if isinstance(value, torch.Tensor) else value
+            found[f"{name} {key}"] = plain(full)
+    return found
+
+
+def resume_sharded(folder: str) -> dict[str, object]:
+    """By kind, what should be and what was: right after the load and after training on."""
+    found = {}
+    for kind in SHARDED:
+        model, optimizer = sharded_run(kind, 1)
+        train_sharded(model, optimizer, 3)
+        ucpstore.save(f"{folder}/{kind}", {"model": model, "optim": optimizer}, step=3)
+        saved = sharded_bytes(model, optimizer)
+        train_sharded(model, optimizer, 3)
+        other, again = sharded_run(kind, 2)
+        ucpstore.load(f"{folder}/{kind}", {"model": other, "optim": again})
+        loaded = sharded_bytes(other, again)
+        train_sharded(other, again, 3)
+        same_end = sharded_bytes(other, again) == sharded_bytes(model, optimizer)
+        found[kind] = (saved, loaded == saved, same_end)
+    return found
+
+
+def test_b26_resumed_runs_of_sharded_optimizers(ranks: Ranks, tmp_path: Path) -> None:
+    for results in ranks.run(2, resume_sharded, str(tmp_path)):
+        assert [kind for kind, each in results.items() if each[1:] != (True, True)] == []
+    for kind, (saved, _, _) in results.items():
+        model, optimizer = sharded_run(kind, 3)
+        ucpstore.load(tmp_path / kind, {"model": model, "optim": optimizer})
+        assert sharded_bytes(model, optimizer) == saved, kind
+        train_sharded(model, optimizer, 1)

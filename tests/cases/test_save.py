@@ -137,6 +137,21 @@ def test_b04_plain_values_that_differ_between_ranks_are_refused(
         assert "PerRank" in text
 
 
+def save_mixed(url: str) -> tuple[str, list[int]]:
+    """A plain tensor on rank 0, a DTensor of the same shape on rank 1."""
+    whole, mesh = torch.arange(4.0), line()
+    tensor = sharded(whole, mesh) if dist.get_rank() else whole
+    text = attempt(lambda: ucpstore.save(url, {"m": {"weight": tensor}}, step=1))
+    dist.barrier()
+    return text, ucpstore.CheckpointStore(url).steps()
+
+
+def test_b04_plain_on_one_rank_and_sharded_on_the_other(ranks: Ranks, tmp_path: Path) -> None:
+    for text, steps in ranks.run(2, save_mixed, str(tmp_path / "s")):
+        assert "m/weight" in text
+        assert steps == []
+
+
 def per_rank_round_trip(url: str, by_pattern: bool) -> tuple[torch.Tensor, torch.Tensor]:
     value = torch.tensor([2 * dist.get_rank(), 2 * dist.get_rank() + 1])
     state: object = value if by_pattern else ucpstore.PerRank(value)

@@ -57,6 +57,55 @@ def test_b59_a_real_case_sensitive_file_system_is_seen_as_such(tmp_path: Path) -
     assert storage.case_insensitive is False
 
 
+NAMES = [
+    "c",
+    "c.0",
+    "zarr.json",
+    "",
+    ".",
+    "..",
+    "a/b",
+    "a%2Fb",
+    "a%2fb",
+    "__init__",
+    "trailing.",
+    "trailing ",
+    "caf\u00e9",
+    "cafe\u0301",
+    "line\nbreak",
+    "C:\\x",
+    "con",
+    "x" * 300,
+    "X" * 300,
+    "x" * 299 + "y",
+    "\u00df",
+    "ss",
+    "0",
+]
+KEYS = [0, -1, 1.5, True, None, (1, "a"), b"0"]
+
+
+def named(factor: float) -> dict[object, object]:
+    leaves: dict[object, object] = {
+        key: torch.full((2,), factor * number) for number, key in enumerate([*NAMES, *KEYS])
+    }
+    return {**leaves, "a": {"b": torch.full((2,), factor * 100), "c": torch.tensor([factor])}}
+
+
+def test_b59_any_key_has_a_place_of_its_own(tmp_path: Path) -> None:
+    ucpstore.save(tmp_path, {"m": named(1.0), **named(2.0)}, step=1)
+    target = {"m": named(0.0), **named(0.0)}
+    ucpstore.load(tmp_path, target)
+    for found, expected in ((target["m"], named(1.0)), (target, named(2.0))):
+        for key, value in expected.items():
+            pairs = [(found[key], value)]
+            if key == "a":
+                pairs = [(found["a"][name], each) for name, each in value.items()]
+            assert all(same(*pair) for pair in pairs), key
+    outside = [path for path in tmp_path.parent.iterdir() if path != tmp_path]
+    assert [path for path in outside if path.name in NAMES] == []
+
+
 # B60: no extent.
 
 NO_EXTENT = [(), (0,), (3, 0), (0, 0, 5), (0, 3), (2, 0, 3), (1,), (1, 1)]
