@@ -208,10 +208,14 @@ def test_a_rank_that_died_is_named_within_the_limit(ranks: Ranks) -> None:
         assert seconds < 16
 
 
-def unreachable() -> str:
+def unreachable(there: bool) -> str:
+    """Rank 1 does not connect; it may have said that it will."""
     if dist.get_rank():
-        with group_of().call("save", OPTIONS) as call:
+        group = group_of()
+        with group.call("save", OPTIONS) as call:
             begin(call)
+            if there:
+                group.store.set(f"exchange/{call.id}/here1", b"H")
             time.sleep(2)
         return ""
     with group_of().call("save", OPTIONS) as call:
@@ -225,7 +229,9 @@ def unreachable() -> str:
 
 def test_connections_that_cannot_be_made_are_told_with_advice(ranks: Ranks) -> None:
     with ranks.fresh(2) as pool:
-        text = pool.run(unreachable)[0]
+        text = pool.run(unreachable, True)[0]
+        absent = pool.run(unreachable, False)[0]
+    assert absent.startswith("rank 1 did not take part in the exchange of save within 1 s, or died")
     assert "could not connect to each other over gloo within 1 s" in text
     assert "set GLOO_SOCKET_IFNAME" in text
 

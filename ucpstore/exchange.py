@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import queue
+import re
 import threading
 import time
 import weakref
@@ -74,14 +75,20 @@ class _Connection:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
         self.gloo: ProcessGroupGloo | None = None
+        name = f"exchange/{call.id}"
+        here = f"{name}/here"
+        store.set(f"{here}{call.rank}", b"H")
         try:
             self.gloo = ProcessGroupGloo(
-                PrefixStore(f"exchange/{call.id}", store.client),
+                PrefixStore(name, store.client),
                 call.rank,
                 call.size,
                 datetime.timedelta(seconds=timeout_s),
             )
         except RuntimeError as error:
+            absent = [rank for rank in range(call.size) if store.get(f"{here}{rank}") is None]
+            if absent:
+                raise _missing(call.kind, dict.fromkeys(absent, error), timeout_s) from error
             raise RankMissingError(
                 f"the ranks of {call.kind} could not connect to each other over gloo within "
                 f"{timeout_s:g} s; where the machines have several networks, set "
@@ -192,4 +199,6 @@ def _missing(kind: str, failed: Mapping[int, BaseException], timeout_s: float) -
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0]
+    """What went wrong, without gloo's source lines and advice."""
+    line = str(error).split("\n", 1)[0].split(" This is typically", 1)[0]
+    return re.sub(r"^(\[\S+\.cc:\d+\] )+", "", line).rstrip(". ")

@@ -59,6 +59,7 @@ class Call:
         decide: Callable[[list[bytes]], bytes],
         *,
         timeout_s: float,
+        commits: bool = True,
     ) -> bytes:
         """Every rank gives `produce()`, rank 0 decides over all (by rank), all return the decision.
 
@@ -68,10 +69,13 @@ class Call:
         rank's. A `KeyboardInterrupt` or `SystemExit` is told to the others and raised at once.
 
         `timeout_s` is how long rank 0 waits for answers after its own; the others wait for rank 0
-        as long as its heart beats. Raises `RankMissingError` on all ranks where some do not come,
-        and `OutcomeUnknownError` where rank 0 is lost after the first round.
+        as long as its heart beats. Raises `RankMissingError` on all ranks where some do not come.
+        Where rank 0 is lost, a round that `commits`, so that its decision holds although nobody
+        has heard of it, raises `OutcomeUnknownError`; every other round, as the first of a call
+        always is, `RankMissingError`.
         """
         place = self._place
+        place.commits = commits
         if place.over or self._closed:
             raise AgreementError(f"this {self.kind} is over; begin another call")
         try:

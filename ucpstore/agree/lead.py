@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ucpstore.agree import message
 from ucpstore.agree.heart import Watch
@@ -17,7 +17,7 @@ from ucpstore.agree.keyvalue import StoreGoneError
 from ucpstore.agree.message import Failure, Message
 from ucpstore.agree.place import CURRENT, FAILED, Pace, Place
 from ucpstore.agree.text import ranks_text
-from ucpstore.errors import AgreementError, OutcomeUnknownError, StateError
+from ucpstore.errors import AgreementError, StateError
 
 _GRACE_S = 2.0
 _READ_S = 5.0
@@ -83,7 +83,7 @@ def publish(place: Place, outcome: Message, readers: int) -> None:
     except StoreGoneError as error:
         if outcome.failure is not None:
             return
-        raise OutcomeUnknownError(
+        raise place.lost(
             f"rank 0 could not tell the outcome of {place.kind} to the other ranks: the "
             f"key-value store of the process group is gone ({error})"
         ) from error
@@ -153,7 +153,12 @@ def _cause(place: Place, collected: _Collected, timeout_s: float) -> Failure | N
     answers = collected.answers
     failures = [given.failure for given in answers.values() if given.failure is not None]
     if failures:
-        return message.first_of(failures)
+        first = message.first_of(failures)
+        absent = collected.silent or collected.late
+        if not absent:
+            return first
+        # Whoever lost touch with a dead rank fails sooner than the dead rank is found.
+        return replace(first, text=f"{first.text} ({ranks_text(absent)} has not answered since)")
     calls = _by(lambda given: given.call, answers)
     if len(calls) > 1:
         who = "; ".join(f"{ranks_text(ranks)} called {call}" for call, ranks in calls.items())

@@ -44,6 +44,8 @@ class Place:
         self.id = ""
         self.round = 0
         self.over = False
+        self.commits = True
+        """Whether what rank 0 decides in the present round holds even where nobody is told."""
         self._counted = ""
 
     def key(self, name: str) -> str:
@@ -92,7 +94,7 @@ class Place:
 
     def lost(self, text: str) -> UcpstoreError:
         """The error for a rank that can no longer learn the outcome."""
-        if self.round == 0:
+        if self.round == 0 or not self.commits:
             return RankMissingError(text)
         return OutcomeUnknownError(f"{text}; whether the {self.kind} took effect is not known")
 
