@@ -122,11 +122,16 @@ class _Save:
                 lambda: self._contribution(invitation),
                 lambda sent: self._open(invitation, sent),
                 timeout_s=late,
+                commits=False,
             )
             structure = _Structure.from_bytes(answer)
             self._end("begin")
             self.call.round(
-                "ready", lambda: self._ready(invitation, structure), lambda _: b"", timeout_s=late
+                "ready",
+                lambda: self._ready(invitation, structure),
+                lambda _: b"",
+                timeout_s=late,
+                commits=False,
             )
             return self._write(invitation, structure)
         except BaseException:
@@ -193,6 +198,11 @@ class _Save:
     def _open(self, invitation: Invitation, payloads: list[bytes]) -> bytes:
         """On rank 0: refuse what can be refused, then write the mark of this save."""
         sent = [json.loads(payload) for payload in payloads]
+        arrays: tuple[str, ...] = ()
+        if invitation.send_arrays:
+            arrays = tuple(sent[ranks[0]]["arrays"] for ranks in invitation.arrays)
+        # First, since other shapes or dtypes make other values too.
+        plan = self._plan(invitation, arrays)
         arrivals.compare_replicas(
             {ranks[0]: sent[ranks[0]]["replicas"] for ranks in invitation.replicas}
         )
@@ -200,10 +210,6 @@ class _Save:
         tree = merge_nodes(trees)
         if len(trees) > 1:
             check_paths(tree)
-        arrays: tuple[str, ...] = ()
-        if invitation.send_arrays:
-            arrays = tuple(sent[ranks[0]]["arrays"] for ranks in invitation.arrays)
-        plan = self._plan(invitation, arrays)
         rows = arrivals.per_rank_rows(self.arrived)
         self.commit = Commit.begin(
             self.storage,
