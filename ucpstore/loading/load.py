@@ -23,8 +23,9 @@ from ucpstore.describe import (
     refuse_unexpected,
     settle_unexpected,
 )
+from ucpstore.describe.patterns import check_patterns
 from ucpstore.dtypes import itemsize
-from ucpstore.errors import StateError, UcpstoreError
+from ucpstore.errors import StateError
 from ucpstore.format import layout
 from ucpstore.format.documents import canonical
 from ucpstore.loading.opened import item_name, open_handed, read_step
@@ -54,7 +55,7 @@ class LoadRequest:
         if not isinstance(strict, bool):
             raise StateError(f"strict must be True or False, but it is {strict!r}")
         number = None if step is None else layout.check_step(step)
-        return LoadRequest(state, number, strict, cast)
+        return LoadRequest(state, number, strict, check_patterns("cast", cast))
 
 
 def load_state(
@@ -80,8 +81,23 @@ def load_state(
             lambda: load.prepare(answer),
             load.compare,
             timeout_s=options.report_timeout_s,
+            commits=False,
         )
-        call.round("done", load.read, lambda _: b"", timeout_s=options.report_timeout_s)
+        try:
+            call.round(
+                "done",
+                load.read,
+                lambda _: b"",
+                timeout_s=options.report_timeout_s,
+                commits=False,
+            )
+        except BaseException as error:
+            # On every rank: those that did not fail have changed their targets as well.
+            error.add_note(
+                f"The target of this load of step {load.ref.record.step} is undefined now: load "
+                "again before using it."
+            )
+            raise
         return load.report(json.loads(unexpected))
 
 
@@ -167,17 +183,10 @@ class _Load:
     def read(self) -> bytes:
         """Read, verify, copy, and then apply what is not a tensor."""
         reader = Reader(self.storage, self.ref, self.options)
-        try:
-            reader.run(self.todo)
-            self.bytes_read = reader.bytes_read
-            self._end("read")
-            self.target.finish()
-        except UcpstoreError as error:
-            error.add_note(
-                f"The target of this load of step {self.ref.record.step} is undefined now: load "
-                "again before using it."
-            )
-            raise
+        reader.run(self.todo)
+        self.bytes_read = reader.bytes_read
+        self._end("read")
+        self.target.finish()
         self._end("apply")
         return b""
 
