@@ -6,9 +6,11 @@ an argument wins over the environment. Sizes are in bytes, times in seconds.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import Field, dataclass, fields
 
 from ucpstore.errors import StateError
 
@@ -49,27 +51,34 @@ class Options:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise StateError(
-                    f"option {field.name} must be a number above 0, but it is {value!r}"
-                )
+            _check(f"option {field.name}", getattr(self, field.name), whole=_whole(field))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
         """The defaults, changed by the `UCPSTORE_*` variables that are set."""
         environment = os.environ if environment is None else environment
-        given: dict[str, int | float] = {}
+        given: dict[str, object] = {}
         for field in fields(cls):
             name = f"UCPSTORE_{field.name.upper()}"
             text = environment.get(name)
             if text is None:
                 continue
-            convert = int if field.type in ("int", int) else float
-            try:
-                given[field.name] = convert(text)
-            except ValueError:
-                raise StateError(
-                    f"environment variable {name} must be a number, but it is {text!r}"
-                ) from None
+            whole = _whole(field)
+            value: object = text
+            with suppress(ValueError):
+                value = int(text) if whole else float(text)
+            _check(f"environment variable {name}", value, whole=whole)
+            given[field.name] = value
         return cls(**given)  # type: ignore[arg-type]  # the loop keeps each field's own type
+
+
+def _whole(field: Field[object]) -> bool:
+    return field.type in ("int", int)
+
+
+def _check(name: str, value: object, *, whole: bool) -> None:
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        raise StateError(
+            f"{name} must be a {'whole ' if whole else ''}number above 0, but it is {value!r}"
+        )

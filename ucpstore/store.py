@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ucpstore import catalog
 from ucpstore.agree import group_of
+from ucpstore.errors import StateError
 from ucpstore.loading import LoadReport, LoadRequest, load_state
 from ucpstore.manage.delete import delete_step
 from ucpstore.manage.open import Checkpoint, open_step
@@ -63,10 +64,12 @@ class CheckpointStore:
         options: Options | None = None,
     ) -> SaveHandle:
         """Save `state` as `step`; see `ucpstore.save`."""
-        used = options or self._options or Options.from_environment()
+        used, problem = self._settle(options)
         group = group_of(process_group)
 
         def request() -> SaveRequest:
+            if problem is not None:
+                raise problem
             return SaveRequest.checked(state, step, overwrite, metadata, per_rank, check_replicas)
 
         return SaveHandle(save_state(self._storage, group, request, used))
@@ -83,13 +86,34 @@ class CheckpointStore:
         options: Options | None = None,
     ) -> LoadReport:
         """Load `step` into `state`; see `ucpstore.load`."""
-        used = options or self._options or Options.from_environment()
+        used, problem = self._settle(options)
         group = group_of(process_group)
 
         def request() -> LoadRequest:
+            if problem is not None:
+                raise problem
             return LoadRequest.checked(state, step, strict, cast)
 
         return load_state(self._storage, group, request, used, collective=collective)
+
+    def _settle(self, options: object) -> tuple[Options, StateError | None]:
+        """The options of a call, and what is wrong with them.
+
+        That is raised inside the call: the environment of one machine may be at fault, and the
+        ranks elsewhere have to hear of it.
+        """
+        chosen = self._options if options is None else options
+        try:
+            if chosen is None:
+                return Options.from_environment(), None
+            if isinstance(chosen, Options):
+                return chosen, None
+            raise StateError(
+                f"options must be a ucpstore.Options, but it is {chosen!r}; "
+                "pass e.g. ucpstore.Options(threads=4)"
+            )
+        except StateError as error:
+            return Options(), error
 
     def steps(self) -> list[int]:
         """The committed steps, rising. One listing."""

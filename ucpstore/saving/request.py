@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ucpstore.describe.patterns import check_patterns
 from ucpstore.errors import StateError
 from ucpstore.format.layout import check_step
 from ucpstore.format.record import check_metadata
@@ -31,7 +32,7 @@ class SaveRequest:
         step: object,
         overwrite: object,
         metadata: object,
-        per_rank: Sequence[str] | str,
+        per_rank: object,
         check_replicas: CheckReplicas,
     ) -> SaveRequest:
         """Raise StateError, naming the argument, for what is wrong by itself."""
@@ -51,6 +52,6 @@ class SaveRequest:
             check_step(step),
             overwrite,
             check_metadata({} if metadata is None else metadata),
-            (per_rank,) if isinstance(per_rank, str) else tuple(per_rank),
+            check_patterns("per_rank", per_rank),
             check_replicas,
         )
