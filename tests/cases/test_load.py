@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from cases.tools import attempt, bits, line, refuse_load, same, sharded, tensors
+from cases.tools import attempt, bits, line, refuse_load, refuse_save, same, sharded, tensors
 from cases.tools import whole as gathered
 from ranks.harness import Ranks
 from torch import nn
@@ -316,8 +316,8 @@ def test_b17_one_meta_tensor_among_others_changes_nothing(tmp_path: Path) -> Non
 def test_b17_saving_from_the_meta_device_is_refused(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
-    with pytest.raises(ucpstore.UnsupportedError, match=r"(?s)model\.weight.*meta"):
-        ucpstore.save(tmp_path, {"model": model}, step=1)
+    refuse_save(tmp_path, {"model": model}, "model.weight", "meta")
+    refuse_save(tmp_path, {"model": {"inner": nn.LazyLinear(3)}}, "model.inner", "lazy")
 
 
 # B18: where Adam's step lies.

@@ -99,6 +99,36 @@ def test_b35_meshes_count_in_ranks_of_the_process_group(ranks: Ranks, tmp_path: 
     assert [shape for _, shape in results] == [[3], [2], [3], [2]]
 
 
+def two_of_four(url: str, everyone: bool) -> tuple[list[float], int]:
+    """Tensors on meshes of ranks 1 and 3 alone; the others have them without a part, or not."""
+    mesh = DeviceMesh("cpu", [1, 3])
+    inside = dist.get_rank() in (1, 3)
+
+    def build(factor: float) -> dict[str, torch.Tensor]:
+        values = torch.arange(5.0) * factor
+        own = values[:3] if dist.get_rank() == 1 else values[3:]
+        part = own if inside else torch.zeros(0)
+        whole = {"shape": torch.Size((5,)), "stride": (1,)}
+        tensor = DTensor.from_local(part, mesh, [Shard(0)], run_check=False, **whole)
+        everywhere = {"all": torch.ones(2) * factor}
+        return {"w": tensor, **everywhere} if inside or everyone else everywhere
+
+    ucpstore.save(url, {"m": build(1.0)}, step=1)
+    target = build(0.0)
+    ucpstore.load(url, {"m": target})
+    return local(target["w"]).tolist() if inside else [], int(target["all"].sum())
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_b35_a_mesh_of_some_ranks(ranks: Ranks, tmp_path: Path, everyone: bool) -> None:
+    url = str(tmp_path / "s")
+    parts = [[], [0, 1, 2], [], [3, 4]]
+    assert ranks.run(4, two_of_four, url, everyone) == [(part, 2) for part in parts]
+    target = {"w": torch.zeros(5), "all": torch.zeros(2)}
+    ucpstore.load(url, {"m": target})
+    assert same(target["w"], torch.arange(5.0))
+
+
 def mesh_outside(url: str) -> str:
     """The tensor is spread over all ranks, but only the first two save."""
     mesh = square("job", "dp")

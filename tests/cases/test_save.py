@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from cases.tools import attempt, bits, line, refuse_load, refuse_save, same, sharded, stored_bytes
+from cases.tools import attempt, bits, line, refuse_load, same, sharded, stored_bytes
 from cases.tools import whole as gathered
 from ranks.harness import Ranks
 from torch import nn
@@ -506,8 +506,3 @@ def test_b10_names_that_share_only_part_of_their_memory(tmp_path: Path) -> None:
     names = {name: array.path.rsplit("/")[-1] for name, array in opened.items()}
     assert names == {"whole": "whole", "first": "first", "rows": "rows", "again": "whole"}
     refuse_load(tmp_path, {"m": parts}, "overlap")
-
-
-def test_b10_what_has_no_stored_form_leaves_no_step(tmp_path: Path) -> None:
-    model = nn.LazyLinear(3)
-    refuse_save(tmp_path, {"model": {"inner": model}}, "model.inner", "lazy")
