@@ -205,6 +205,8 @@ def read_document(storage: Storage, ref: StepRef, entry: DocumentEntry) -> bytes
         return entry.check(storage.get(key))
     except FileNotFoundError:
         raise missing(storage, ref, key) from None
+    except CorruptError as error:
+        raise CorruptError(f"{ref.path}/{error}") from None  # it names the path below the step's
 
 
 def missing(storage: Storage, ref: StepRef, key: str) -> Exception:
@@ -255,10 +257,10 @@ def delete_generations(storage: Storage, step: int, numbers: Iterable[int]) -> N
         key = layout.commit_key(step, number)
         try:
             paths.append(CommitRecord.from_bytes(storage.get(key), key).path)
-        except FileNotFoundError:
-            continue
-        except (CorruptError, FormatError):
-            pass  # its data is found by nobody any more; the record still has to go
+        except (FileNotFoundError, CorruptError, FormatError):
+            # Its data is found by nobody any more. The record has to go even where it seems gone:
+            # were it there after all, an old step would come back when the newer ones go.
+            pass
         storage.delete([key])
     for path in paths:
         storage.delete_tree(f"{path}/")

@@ -104,8 +104,8 @@ class Commit:
             storage.put(layout.work_key(mark.save_id), mark.to_bytes())
             storage.sync(layout.WORK_PREFIX)
         except BaseException:
-            commit.clean_up()
             end(mark)
+            commit.clean_up()
             raise
         return commit
 
