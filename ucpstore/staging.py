@@ -116,6 +116,9 @@ def write_local(tensor: torch.Tensor, box: Box, values: RawArray, dtype: torch.d
 
     if tensor.device.type == "cpu" and tensor.dtype == dtype:
         copy_raw(part(raw_array(tensor), box), values)
+        if not tensor.is_inference():
+            # or a backward pass over values that are gone would give wrong gradients, not an error
+            torch.autograd.graph.increment_version(tensor)
         return
     source = torch.empty(box.shape, dtype=dtype)
     copy_raw(raw_array(source), values)
