@@ -16,6 +16,7 @@ from cases.tools import attempt, bits, line, refuse_load, refuse_save, same, sha
 from cases.tools import whole as gathered
 from ranks.harness import Ranks
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import ucpstore
 
@@ -288,6 +289,19 @@ def test_b16_a_process_without_a_group_loads_and_saves(
     assert "loaded step 1" in run_alone(ALONE, url, **variables)
 
 
+def alone_in_a_group(url: str) -> list[float]:
+    target = torch.zeros(4)
+    if dist.get_rank() == 1:
+        ucpstore.load(url, {"m": {"b": target}}, strict=False, collective=False)
+    return target.tolist()
+
+
+def test_b16_one_rank_of_a_group_loads_by_itself(ranks: Ranks, tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    ranks.run(2, save_from_ranks, url)
+    assert ranks.run(2, alone_in_a_group, url) == [[0, 0, 0, 0], [0, 1, 2, 3]]
+
+
 # B17: the meta device.
 
 
@@ -304,6 +318,26 @@ def test_b17_a_target_on_the_meta_device_is_refused_by_name(tmp_path: Path) -> N
     ucpstore.load(tmp_path, target)
     loaded = model.state_dict()
     assert [k for k, v in saved.state_dict().items() if not same(loaded[k], v)] == []
+
+
+def sharded_on_meta(url: str) -> tuple[str, list[torch.Tensor]]:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    fully_shard(model, mesh=line())
+    text = attempt(lambda: ucpstore.load(url, {"model": model}))
+    model.to_empty(device="cpu")
+    ucpstore.load(url, {"model": model})
+    return text, [gathered(parameter) for parameter in model.parameters()]
+
+
+def test_b17_a_sharded_model_on_the_meta_device(ranks: Ranks, tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    saved = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    ucpstore.save(url, {"model": saved}, step=1)
+    for text, loaded in ranks.run(2, sharded_on_meta, url):
+        assert [name for name in saved.state_dict() if f"model.{name}" not in text] == []
+        assert "to_empty" in text
+        assert all(map(same, loaded, saved.parameters()))
 
 
 def test_b17_one_meta_tensor_among_others_changes_nothing(tmp_path: Path) -> None:
@@ -466,6 +500,23 @@ def test_b19_kinds_of_containers(tmp_path: Path) -> None:
     assert target["nested"][0]["w"] is weight
     assert (weight.tolist(), target["nested"][1]) == ([1, 1, 1], 7)
     assert target["int keys"] == {0: "zero", "0": "text zero"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_b19_autograd_sees_that_a_tensor_was_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
+    ucpstore.save(tmp_path, {"m": {"w": torch.ones(3), "s": torch.tensor(1.0)}}, step=1)
+    weight = torch.full((3,), 2.0, dtype=dtype, requires_grad=True)
+    scale = torch.tensor(2.0, dtype=dtype, requires_grad=True)
+    losses = (weight * weight).sum(), scale * scale
+    with torch.inference_mode():
+        frozen = torch.zeros(3)
+    ucpstore.load(tmp_path, {"m": {"w": frozen}}, strict=False)
+    assert frozen.tolist() == [1, 1, 1]
+    ucpstore.load(tmp_path, {"m": {"w": weight, "s": scale}}, cast="*")
+    assert (weight.tolist(), scale.item()) == ([1, 1, 1], 1)
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 def test_b19_a_refused_load_changes_no_python_value(tmp_path: Path) -> None:
