@@ -36,6 +36,9 @@ def experts(mesh: DeviceMesh, factor: float) -> dict[str, torch.Tensor]:
         "dense on all": sharded(dense, mesh, Shard(0), Shard(0)),
         "crossed": sharded(both, mesh, Shard(1), Shard(0)),
         "one element": sharded(torch.tensor([factor]), mesh["dp"], Shard(0)),
+        "flattened": sharded(dense, mesh["ep", "dp"]._flatten("all"), Shard(0)),
+        "permuted": sharded(both, DeviceMesh("cpu", [[0, 2], [1, 3]]), Shard(0), Shard(1)),
+        "backwards": sharded(dense, DeviceMesh("cpu", [3, 2, 1, 0]), Shard(0)),
         "plain": dense * 2,
     }
 
@@ -65,14 +68,18 @@ def test_b35_each_rank_gets_its_own_expert_back(ranks: Ranks, tmp_path: Path) ->
         "dense on all": torch.zeros(7, 3),
         "crossed": torch.zeros(5, 8),
         "one element": torch.zeros(1),
+        "flattened": torch.zeros(7, 3),
+        "permuted": torch.zeros(5, 8),
+        "backwards": torch.zeros(7, 3),
         "plain": torch.zeros(7, 3),
     }
     ucpstore.load(url, {"m": target})
     for name in ("expert", "expert by rows"):
         assert same(target[name], torch.arange(48.0).reshape(4, 6, 2))
-    for name in ("dense", "dense on all"):
+    for name in ("dense", "dense on all", "flattened", "backwards"):
         assert same(target[name], torch.arange(21.0).reshape(7, 3) * -1.0)
-    assert same(target["crossed"], torch.arange(40.0).reshape(5, 8))
+    for name in ("crossed", "permuted"):
+        assert same(target[name], torch.arange(40.0).reshape(5, 8))
     assert same(target["one element"], torch.tensor([1.0]))
 
 
