@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ucpstore.agree import Call, KeyValue
+from ucpstore.agree import Call, Group, KeyValue
 from ucpstore.agree.keyvalue import C10dStore
 from ucpstore.agree.text import ranks_text
 from ucpstore.errors import AgreementError, RankMissingError
@@ -75,6 +75,7 @@ class _Connection:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
         self.gloo: ProcessGroupGloo | None = None
+        _forget_last(call, store)
         name = f"exchange/{call.id}"
         here = f"{name}/here"
         store.set(f"{here}{call.rank}", b"H")
@@ -94,6 +95,20 @@ class _Connection:
                 f"{timeout_s:g} s; where the machines have several networks, set "
                 f"GLOO_SOCKET_IFNAME ({_first_line(error)})"
             ) from error
+
+
+_last: weakref.WeakKeyDictionary[Group, str] = weakref.WeakKeyDictionary()
+"""The call that made the latest connection of a group."""
+
+
+def _forget_last(call: Call, store: C10dStore) -> None:
+    """Remove what this rank left in the key-value store for the connection that this replaces."""
+    last = _last.get(call.group)
+    _last[call.group] = call.id
+    if last is not None:
+        # Gloo leaves its own address under the second (torch 2.8 to 2.13).
+        left = (f"here{call.rank}", f"0/{call.rank}")
+        store.delete(f"exchange/{last}/{name}" for name in left)
 
 
 class _Gloo:
