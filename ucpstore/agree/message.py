@@ -43,8 +43,11 @@ class Failure:
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
-    """The lowest rank's failure, which says how many more ranks failed."""
-    first = min(failures, key=lambda failure: failure.rank)
+    """The lowest rank's failure, which says how many more ranks failed.
+
+    Who misses another rank comes last: why that one failed is the cause.
+    """
+    first = min(failures, key=lambda failure: (failure.name == "RankMissingError", failure.rank))
     more = len(failures) - 1
     if not more:
         return first
