@@ -572,6 +572,28 @@ def test_b26_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, kind: str) -
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("saved_as", "loaded_as", "words"),
+    [
+        ("sgd", "adamw", ["dampening, momentum", "AdamW", "betas, eps"]),
+        ("adamw", "sgd", ["betas, eps", "SGD", "dampening, momentum"]),
+        ("rmsprop", "adam", ["alpha", "Adam", "betas"]),
+        ("adagrad", "nadam", ["lr_decay", "NAdam", "momentum_decay"]),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_b26_another_kind_of_optimizer_is_refused(
+    tmp_path: Path, saved_as: str, loaded_as: str, words: list[str], strict: bool
+) -> None:
+    run, other = Run(saved_as, 1), Run(loaded_as, 2)
+    run.train(2)
+    ucpstore.save(tmp_path, run.state, step=2)
+    other.train(1)
+    before = other.bytes()
+    refuse_load(tmp_path, other.state, "optim", *words, strict=strict)
+    assert other.bytes() == before
+
+
 # Adafactor and LBFGS cannot step DTensors in torch 2.13.
 SHARDED = {
     **{kind: OPTIMIZERS[kind] for kind in ("sgd", "adamw", "adagrad", "nadam")},

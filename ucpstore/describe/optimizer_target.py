@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ucpstore.describe.build import ABSENT, Thunk, build
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.naming import Name, Named, names_of
-from ucpstore.describe.optimizers import FROZEN
+from ucpstore.describe.optimizers import FROZEN, IDENTITY
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads import Reads
 from ucpstore.errors import MismatchError
@@ -32,6 +32,10 @@ class _Member:
     name: str
     steps_on_device: bool
     step_moves: bool
+
+
+_SCHEDULED = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+"""Values that torch's schedulers add to the groups of any optimizer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -158,6 +162,7 @@ class OptimizerTarget:
             break
         at = self.place.child("param_groups", ()).child(index, ())
         now = self.optimizer.param_groups[index]
+        self._check_kind(index, values, now)
         self._groups.append(
             {
                 key: build(self.reads, node, at.child(key, ()), now.get(key))
@@ -165,6 +170,26 @@ class OptimizerTarget:
             }
         )
         return values
+
+    def _check_kind(
+        self, index: int, saved: Mapping[str, Node], target: Mapping[str, object]
+    ) -> None:
+        """Refuse values of another kind of optimizer, whose states would be missing or unused.
+
+        Flags do not tell, for new versions of torch add them to every optimizer.
+        """
+        ours = {key for key, value in target.items() if not isinstance(value, (bool, str))}
+        theirs = {key for key, node in saved.items() if not isinstance(node, (bool, str))}
+        fewer = sorted(key for key in ours - set(saved) if target[key] is not None)
+        more = sorted(key for key in theirs - set(target) if saved[key] is not None)
+        fewer = [key for key in fewer if key not in (*IDENTITY, *_SCHEDULED)]
+        more = [key for key in more if key not in _SCHEDULED]
+        if fewer and more and saved:
+            self.reads.differences.problems.append(
+                f"{self.place.shown}: group {index} was saved by another kind of optimizer: it has "
+                f"{', '.join(more)}, while {type(self.optimizer).__name__} has {', '.join(fewer)}; "
+                "build the optimizer that was saved, or leave it out of the target"
+            )
 
     def _match_states(self, member: _Member) -> None:
         parameter, name = member.parameter, member.name
