@@ -116,6 +116,9 @@ def save_different(url: str, kind: str) -> tuple[str, list[int]]:
         "tensor": torch.tensor([2.0 * rank, 2.0 * rank + 1]),
         "large": torch.full((600_000,), float(rank)),
         "array": np.array([rank, 7]),
+        "shape": torch.zeros(2 + rank),
+        "dtype": torch.zeros(2, dtype=[torch.float32, torch.bfloat16][rank]),
+        "type": [torch.zeros(2), 0][rank],
         "0-d": torch.tensor(float(rank)),
         "python": rank,
         "one-ulp": torch.nextafter(torch.tensor([1.0]), torch.tensor([1.0 + rank])),
@@ -125,7 +128,9 @@ def save_different(url: str, kind: str) -> tuple[str, list[int]]:
     return text, ucpstore.CheckpointStore(url).steps()
 
 
-@pytest.mark.parametrize("kind", ["tensor", "large", "array", "0-d", "python", "one-ulp"])
+@pytest.mark.parametrize(
+    "kind", ["tensor", "large", "array", "shape", "dtype", "type", "0-d", "python", "one-ulp"]
+)
 def test_b04_plain_values_that_differ_between_ranks_are_refused(
     ranks: Ranks, tmp_path: Path, kind: str
 ) -> None:

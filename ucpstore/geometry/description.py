@@ -67,6 +67,15 @@ class RankClass:
     specs: tuple[ArraySpec, ...]
 
 
+_SAME_PLAIN = (
+    "wrap it in ucpstore.PerRank if each rank has its own, or make it a DTensor if it is sharded"
+)
+_SAME_GLOBAL = (
+    "give every rank the same global tensor (DTensor.from_local needs shape= and stride= where "
+    "parts are uneven)"
+)
+
+
 def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
     """All arrays of the job, sorted by path.
 
@@ -87,11 +96,12 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         for other_class, other in holders[1:]:
             for name in ("shape", "dtype", "dimension_names"):
                 if getattr(first, name) != getattr(other, name):
+                    plain = first.partition is None and other.partition is None
+                    advice = _SAME_PLAIN if plain else _SAME_GLOBAL
                     raise StateError(
                         f"{path}: ranks disagree about its {name}: rank {first_class.ranks[0]} has "
                         f"{getattr(first, name)}, rank {other_class.ranks[0]} has "
-                        f"{getattr(other, name)}; give every rank the same global tensor "
-                        "(DTensor.from_local needs shape= and stride= where parts are uneven)"
+                        f"{getattr(other, name)}; {advice}"
                     )
         partitions = frozenset(
             spec.partition or Partition.whole(member.ranks) for member, spec in holders
