@@ -37,10 +37,12 @@ from ucpstore import (
     StepNotFoundError,
     StorageError,
     UcpstoreError,
+    catalog,
 )
 from ucpstore.agree import Group, local_group
 from ucpstore.format import layout
 from ucpstore.saving import commit as committing
+from ucpstore.saving import mark as marking
 from ucpstore.saving import save as saving
 from ucpstore.storage import Storage, open_storage
 
@@ -329,6 +331,33 @@ def test_delete_takes_records_lowest_first_and_data_last(place: Place) -> None:
     assert gone[:2] == ["commits/0000000007/zarr.json", "commits/0000000007.2/zarr.json"]
     assert [key.startswith("steps/0000000007-") for key in gone] == [False, False, True, True]
     assert on(storage).steps() == []
+
+
+def test_a_deleted_step_is_not_called_unfinished(place: Place) -> None:
+    """Servers may go on listing the folders that a delete has emptied."""
+    store = on(place.storage())
+    store.save(state_of(1), step=1)
+    store.delete(1)
+    with pytest.raises(StepNotFoundError, match=r"step 1 is not in .* no committed step"):
+        store.load(blank(state_of(1)), step=1)
+    with pytest.raises(StepNotFoundError, match="step 1 is not in "):
+        store.delete(1)
+
+
+def test_a_mark_that_a_committed_save_left_does_not_keep_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process lives on elsewhere, but the record says that the save is over."""
+    monkeypatch.setattr(marking, "_ended", set())
+    storage = open_storage(tmp_path)
+    store = on(storage)
+    store.save(state_of(1), step=1)
+    mark = replace(
+        committing.new_mark(1), save_id=catalog.find_step(storage, 1).record.save_id, host="other"
+    )
+    storage.put(layout.work_key(mark.save_id), mark.to_bytes())
+    store.delete(1)
+    assert store.steps() == []
 
 
 def test_a_mark_of_a_dead_process_does_not_keep_a_step(
