@@ -48,12 +48,15 @@ def generations(storage: Storage) -> dict[int, list[int]]:
 def create_store(storage: Storage) -> None:
     """Make the fixed groups where they are absent; FormatError where something else lies there."""
     storage.check_writable()
-    for key, content in FIXED_DOCUMENTS.items():
+    absent = []
+    # All are looked at first: nothing is added to a place that is something else.
+    for key in FIXED_DOCUMENTS:
         try:
-            found = storage.get(key)
+            check_fixed(storage, key, storage.get(key))
         except FileNotFoundError:
-            found = create_certain(storage, key, content)
-        check_fixed(storage, key, found)
+            absent.append(key)
+    for key in absent:
+        check_fixed(storage, key, create_certain(storage, key, FIXED_DOCUMENTS[key]))
 
 
 def create(storage: Storage, key: str, content: bytes) -> bytes:
