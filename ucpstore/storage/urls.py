@@ -34,6 +34,11 @@ def open_storage(
     StateError for a URL or an option that is not understood.
     """
     text = os.fsdecode(url)
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise StateError(
+            f"storage_options must be a dict, but it is a {type(storage_options).__name__}; "
+            "pass {'endpoint_url': ...} or the like"
+        )
     options = dict(storage_options or {})
     scheme, separator, rest = text.partition("://")
     if not separator or text.startswith(("/", ".", "~")):
