@@ -92,7 +92,7 @@ class CheckpointStore:
         def request() -> LoadRequest:
             if problem is not None:
                 raise problem
-            return LoadRequest.checked(state, step, strict, cast)
+            return LoadRequest.checked(state, step, strict, cast, collective)
 
         return load_state(self._storage, group, request, used, collective=collective)
 

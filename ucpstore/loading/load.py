@@ -45,7 +45,9 @@ class LoadRequest:
     cast: Cast
 
     @staticmethod
-    def checked(state: object, step: object, strict: object, cast: Cast) -> LoadRequest:
+    def checked(
+        state: object, step: object, strict: object, cast: Cast, collective: object = True
+    ) -> LoadRequest:
         """Refuse arguments that are wrong by themselves, naming them."""
         if not isinstance(state, Mapping):
             raise StateError(
@@ -54,6 +56,8 @@ class LoadRequest:
             )
         if not isinstance(strict, bool):
             raise StateError(f"strict must be True or False, but it is {strict!r}")
+        if not isinstance(collective, bool):
+            raise StateError(f"collective must be True or False, but it is {collective!r}")
         number = None if step is None else layout.check_step(step)
         return LoadRequest(state, number, strict, check_patterns("cast", cast))
 
