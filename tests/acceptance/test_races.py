@@ -187,7 +187,8 @@ def check_rank(place: Place, won: int, step: int, alike: bool, group: Group) -> 
 
 
 def test_two_jobs_of_two_ranks(place: Place) -> None:
-    for step in range(8):
+    steps = list(range(4 if place.kind == "s3" else 8))
+    for step in steps:
         job = 10 * step
         alike, overwrite = step % 2 == 0, step % 4 > 1
         if overwrite:
@@ -195,7 +196,7 @@ def test_two_jobs_of_two_ranks(place: Place) -> None:
         outcomes = race(place, job, step, ranks=2, alike=alike, overwrite=overwrite, meet=True)
         won = check_race(place, job, step, outcomes, alike=alike)
         values(threads(2, partial(check_rank, place, won, step, alike)))
-    check_store(place, list(range(8)))
+    check_store(place, steps)
 
 
 def paused_save(
@@ -348,7 +349,6 @@ def test_a_mark_that_a_committed_save_left_does_not_keep_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process lives on elsewhere, but the record says that the save is over."""
-    monkeypatch.setattr(marking, "_ended", set())
     storage = open_storage(tmp_path)
     store = on(storage)
     store.save(state_of(1), step=1)
@@ -356,13 +356,12 @@ def test_a_mark_that_a_committed_save_left_does_not_keep_the_step(
         committing.new_mark(1), save_id=catalog.find_step(storage, 1).record.save_id, host="other"
     )
     storage.put(layout.work_key(mark.save_id), mark.to_bytes())
+    monkeypatch.setattr(marking, "_ended", set())
     store.delete(1)
     assert store.steps() == []
 
 
-def test_a_mark_of_a_dead_process_does_not_keep_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_of_a_dead_process_does_not_keep_a_step(tmp_path: Path) -> None:
     storage = open_storage(tmp_path)
     store = on(storage)
     store.save(state_of(1), step=1)
