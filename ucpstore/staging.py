@@ -7,6 +7,7 @@ so buffers are kept and used again, over calls too.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,12 +28,15 @@ Bytes = npt.NDArray[np.uint8]
 class BufferPool:
     """Reused host buffers. At most `limit` bytes are out at once; a larger request goes alone.
 
-    Thread-safe. `take` blocks until the bytes are free. Buffers come back dirty.
+    Thread-safe. `take` and `acquire` block until the bytes are free, and are served in the order
+    in which they were called: else workers that ask again and again would keep a thread waiting
+    that other ranks wait for. Buffers come back dirty.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._out = 0
+        self._waiting: deque[object] = deque()
         self._kept: list[Bytes] = []
         self._kept_bytes = 0
         self._changed = threading.Condition()
@@ -49,8 +53,19 @@ class BufferPool:
     def acquire(self, size: int) -> Bytes:
         """A buffer of at least `size` bytes; the caller hands the same object to `release`."""
         capacity = _capacity(size)
+        turn = object()
         with self._changed:
-            self._changed.wait_for(lambda: self._out == 0 or self._out + capacity <= self.limit)
+            self._waiting.append(turn)
+            try:
+                self._changed.wait_for(
+                    lambda: (
+                        self._waiting[0] is turn
+                        and (self._out == 0 or self._out + capacity <= self.limit)
+                    )
+                )
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()  # the next one may fit as well
             self._out += capacity
             for position in range(len(self._kept) - 1, -1, -1):
                 if self._kept[position].size == capacity:
@@ -58,7 +73,13 @@ class BufferPool:
                     return self._kept.pop(position)
             while self._kept and self._kept_bytes + self._out > self.limit:
                 self._kept_bytes -= self._kept.pop(0).size
-        return np.empty(capacity, np.uint8)
+        try:
+            return np.empty(capacity, np.uint8)
+        except BaseException:
+            with self._changed:
+                self._out -= capacity
+                self._changed.notify_all()
+            raise
 
     def release(self, buffer: Bytes) -> None:
         """Give back what `acquire` returned."""
