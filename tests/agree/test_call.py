@@ -203,6 +203,37 @@ def test_an_interrupt_is_told_to_the_others_and_raised_at_once(rank: int) -> Non
     assert keys(groups) == 0
 
 
+@pytest.mark.parametrize(
+    ("commits", "elsewhere"),
+    [
+        (
+            True,
+            "OutcomeUnknownError: rank 0 was interrupted while it decided (KeyboardInterrupt); "
+            "whether the save took effect is not known",
+        ),
+        (False, "AgreementError: rank 0: KeyboardInterrupt"),
+    ],
+)
+def test_an_interrupt_while_rank_0_decides_may_leave_what_it_decided(
+    commits: bool, elsewhere: str
+) -> None:
+    interrupt = KeyboardInterrupt()
+
+    def decide(answers: list[bytes]) -> bytes:
+        raise interrupt
+
+    def run(group: Group) -> bytes:
+        with group.call("save", SHORT) as call:
+            call.round("begin", lambda: b"", joined, timeout_s=1)
+            return call.round("commit", lambda: b"", decide, timeout_s=5, commits=commits)
+
+    groups = local_group(3)
+    outcomes = threads(groups, run)
+    assert outcomes[0].error is interrupt
+    assert errors(outcomes[1:]) == [elsewhere] * 2
+    assert values(threads(groups, one_round)) == [b"<0><1><2>"] * 3
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_an_error_between_rounds_reaches_the_others(rank: int) -> None:
     groups = local_group(3)
@@ -405,3 +436,38 @@ def test_a_call_that_is_over_takes_no_more_rounds() -> None:
 
 def test_missing_rank_errors_are_timeouts() -> None:
     assert issubclass(RankMissingError, TimeoutError)
+
+
+def test_who_has_not_answered_a_failed_round_is_named() -> None:
+    def run(group: Group) -> bytes:
+        call = group.call("save", SHORT)
+        call.round("begin", lambda: b"", joined, timeout_s=1)
+        if group.rank == 2:  # dead: it says nothing any more
+            group.heart.end()
+            return b"gone"
+
+        def produce() -> bytes:
+            if group.rank == 1:
+                raise StorageError("lost touch")
+            return b""
+
+        with call:
+            return call.round("report", produce, joined, timeout_s=600)
+
+    found = errors(threads(3, run))
+    assert found[0] == ("StorageError: rank 1: lost touch (rank 2 has not answered since)")
+
+
+def test_losing_rank_0_in_a_round_that_commits_nothing_is_a_missing_rank() -> None:
+    def run(group: Group) -> bytes:
+        call = group.call("save", SHORT)
+        call.round("begin", lambda: b"", joined, timeout_s=1)
+        if group.rank == 0:
+            group.heart.end()
+            return b"gone"
+        with call:
+            return call.round("ready", lambda: b"", joined, timeout_s=600, commits=False)
+
+    for error in errors(threads(3, run))[1:]:
+        assert error.startswith("RankMissingError: rank 0 stopped answering during save")
+        assert "whether" not in error

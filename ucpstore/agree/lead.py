@@ -46,11 +46,13 @@ def decide_round(
     timeout_s: float,
 ) -> tuple[Message, Exception | None]:
     """Collect, decide and publish; the outcome, and the exception that this rank itself met."""
+    deciding = False
     try:
         collected = _collect(place, answer, timeout_s)
         failure = _cause(place, collected, timeout_s)
         payload = b""
         if failure is None:
+            deciding = True
             try:
                 payload = decide([collected.answers[rank].payload for rank in range(place.size)])
             except Exception as error:
@@ -62,8 +64,12 @@ def decide_round(
         exchanger = exchangers.pop() if len(exchangers) == 1 else ""
     except BaseException as error:
         # Interrupted, or the store is gone; whatever was decided, nobody has been told.
+        failure = Failure.of(0, error)
+        if deciding and place.binding:
+            text = f"rank 0 was interrupted while it decided ({type(error).__name__})"
+            failure = Failure.of(0, place.lost(text), name_rank=False)
         with contextlib.suppress(StoreGoneError):
-            publish(place, place.message(answer.round, b"", Failure.of(0, error)), 1)
+            publish(place, place.message(answer.round, b"", failure), 1)
         raise
     outcome = Message(place.kind, answer.round, payload, exchanger, failure)
     publish(place, outcome, len(collected.answers))

@@ -45,8 +45,13 @@ class Place:
         self.round = 0
         self.over = False
         self.commits = True
-        """Whether what rank 0 decides in the present round holds even where nobody is told."""
+        """What `Call.round` was told about the present round."""
         self._counted = ""
+
+    @property
+    def binding(self) -> bool:
+        """Whether what rank 0 decides in the present round holds even where nobody is told."""
+        return self.commits and self.round > 0
 
     def key(self, name: str) -> str:
         """The key of `name` in the present round."""
@@ -94,7 +99,7 @@ class Place:
 
     def lost(self, text: str) -> UcpstoreError:
         """The error for a rank that can no longer learn the outcome."""
-        if self.round == 0 or not self.commits:
+        if not self.binding:
             return RankMissingError(text)
         return OutcomeUnknownError(f"{text}; whether the {self.kind} took effect is not known")
 
