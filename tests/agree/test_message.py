@@ -56,3 +56,15 @@ def test_an_exception_is_rebuilt_by_class(
 def test_a_class_that_is_not_known_becomes_an_agreement_error() -> None:
     for name in ("FutureError", "ClassVar", "annotations"):
         assert type(Failure(1, name, "rank 1: x").error()) is errors.AgreementError
+
+
+def test_of_several_failures_the_lowest_ranks_is_told() -> None:
+    failures = [Failure(3, "StateError", "rank 3: c"), Failure(1, "StateError", "rank 1: a")]
+    assert message.first_of(failures) == Failure(1, "StateError", "rank 1: a (and 1 more rank)")
+
+
+def test_why_a_rank_failed_is_told_rather_than_who_missed_it() -> None:
+    missing = Failure(0, "RankMissingError", "rank 0: rank 3 did not take part")
+    cause = Failure(3, "AgreementError", "rank 3: MemoryError")
+    assert message.first_of([missing, cause]).text == "rank 3: MemoryError (and 1 more rank)"
+    assert message.first_of([missing]) == missing
