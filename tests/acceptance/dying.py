@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from acceptance.failing import Job, Tried, attempt
+from acceptance.failing import IMPATIENT, Job, Tried, attempt
 from services.faults import Operation
 
 from ucpstore import exchange
@@ -44,7 +44,7 @@ def save_and_die(url: str, shape: tuple[int, ...], rank: int, moment: str) -> Tr
     job = Job(url, shape)
     if job.rank == rank:
         die_when(job, moment)
-    return attempt(job.save)
+    return attempt(lambda: job.save(options=IMPATIENT))
 
 
 def load_and_die(url: str, shape: tuple[int, ...], rank: int) -> Tried:
@@ -52,7 +52,7 @@ def load_and_die(url: str, shape: tuple[int, ...], rank: int) -> Tried:
     job = Job(url, shape)
     if job.rank == rank:
         die_when(job, "reading")
-    return attempt(job.load)
+    return attempt(lambda: job.load(options=IMPATIENT))
 
 
 def save_in_group_and_die(url: str, moment: str) -> Tried:
@@ -63,7 +63,7 @@ def save_in_group_and_die(url: str, moment: str) -> Tried:
     job = Job(url, (300, 300), state={"m": {"w": torch.ones(300, 300)}})
     if job.rank == 1:
         die_when(job, moment)
-    return attempt(lambda: job.save(process_group=group))
+    return attempt(lambda: job.save(process_group=group, options=IMPATIENT))
 
 
 def die_in_the_exchange(url: str, shape: tuple[int, ...], rank: int) -> Tried:
@@ -75,4 +75,4 @@ def die_in_the_exchange(url: str, shape: tuple[int, ...], rank: int) -> Tried:
             os.kill(os.getpid(), signal.SIGKILL)
 
         exchange._Gloo.exchange = die  # type: ignore[method-assign]
-    return attempt(job.save)
+    return attempt(lambda: job.save(options=IMPATIENT))

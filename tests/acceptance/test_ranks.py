@@ -102,15 +102,19 @@ def test_all_cases_are_run() -> None:
     assert EXPECTED.keys() == CASES.keys()
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-@pytest.mark.parametrize(
-    ("size", "shape"), [(2, EVEN), (4, ODD)], ids=["2-ranks", "4-ranks-that-exchange"]
-)
+RUNS = [
+    pytest.param(size, shape, name, id=f"{size}-ranks-{name}")
+    for size, shape in ((2, EVEN), (4, ODD))
+    for name in EXPECTED
+    # Arguments that differ are the same matter on two ranks, and those do not exchange anything.
+    if size == 4 or not name.startswith(("other_", "exchanging"))
+]
+
+
+@pytest.mark.parametrize(("size", "shape", "name"), RUNS)
 def test_all_ranks_raise_the_first_cause_and_go_on(
     ranks: Ranks, places: dict[int, str], size: int, shape: tuple[int, ...], name: str
 ) -> None:
-    if name == "exchanging" and shape == EVEN:
-        pytest.skip("there is no exchange")
     expected = EXPECTED[name]
     fault = expected.rank % size
     seen = ranks.run(size, failing.go_wrong, name, places[size], shape, next(STEPS), timeout_s=90)
@@ -226,7 +230,7 @@ def test_the_same_where_the_key_value_store_lives_on(
         seen = survivors(pool.outcomes(dying.save_in_group_and_die, str(tmp_path), moment), dead=1)
     assert seen[1].error == error
     if error:
-        assert "rank 0 stopped answering during save: no sign of life for 4 s" in seen[1].text
+        assert "rank 0 stopped answering during save: no sign of life for 3 s" in seen[1].text
     assert steps(str(tmp_path)) == left
 
 
@@ -324,8 +328,8 @@ def test_one_process_inside_of_an_event_loop(tmp_path: Path) -> None:
 
 
 def test_keys_in_the_key_value_store_stay_constant(ranks: Ranks, tmp_path: Path) -> None:
-    (counts, *others) = ranks.run(4, grouping.count_keys, str(tmp_path), 51)
-    assert others == [counts] * 3
+    (counts, other) = ranks.run(2, grouping.count_keys, str(tmp_path), 51)
+    assert other == counts
     assert len(counts) == 6
     assert len(set(counts)) == 1, counts
 
