@@ -50,13 +50,18 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class GlobalArray:
-    """One array of the job, with the blocks that ranks hold of it."""
+    """One array of the job, with the blocks that ranks hold of it.
+
+    `joined` says that it was described as lying on several meshes: that they hold replicas of one
+    tensor is told by nothing but its name.
+    """
 
     path: str
     shape: Index
     dtype: str
     dimension_names: tuple[str, ...]
     layout: Layout
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,11 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         if (first.shape, described) not in complete:
             _check_present(path, first.shape, described)
             complete.add((first.shape, described))
-        merged.append(GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout))
+        # Plain tensors are known to be nothing more.
+        joined = len(partitions) > 1 and any(spec.partition for _, spec in holders)
+        merged.append(
+            GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout, joined)
+        )
     return tuple(merged)
 
 

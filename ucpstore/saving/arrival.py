@@ -231,7 +231,7 @@ def compare_replicas(digests: Mapping[int, Mapping[str, str]]) -> None:
                 path = name.split("\0")[0]
                 raise StateError(
                     f"{path}: ranks {other_rank} and {rank} hold different values of what ought "
-                    "to be one tensor; make it a DTensor if it is sharded, wrap it in "
-                    "ucpstore.PerRank if each rank has its own, or pass "
-                    "check_replicas='never' to keep the first rank's"
+                    "to be one tensor; make it a DTensor if it is sharded, give tensors that are "
+                    "not one names of their own, wrap it in ucpstore.PerRank if each rank has its "
+                    "own, or pass check_replicas='never' if it does not matter whose parts are kept"
                 )

@@ -3,52 +3,73 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ucpstore.describe import LocalArray
+from ucpstore.geometry import Piece
 from ucpstore.options import MIB
 from ucpstore.staging import read_local
 
+if TYPE_CHECKING:
+    import torch
+
 SMALL_BYTES = 1 * MIB
-"""Plain tensors up to this size are compared on every save, larger ones on the first."""
+"""Tensors up to this size are compared on every save, larger ones on the first."""
 
 _compared: set[str] = set()
-"""Digests of the structures whose plain tensors this process has compared whole."""
+"""Digests of the structures whose large tensors this process has compared too."""
 
 
 def replica_digests(
     arrays: Iterable[LocalArray], structure: str, check: str | None
 ) -> dict[str, str]:
-    """Digests by fragment: the array's path and, for a DTensor's fragment, its boxes.
+    """Digests of the pieces that a rank holds of what is taken to be replicated.
 
-    Plain tensors are taken to be replicas: small ones always, all of them on the first save of a
-    structure. `check` "always" takes every fragment, "never" none.
+    Those are plain tensors: small ones always, all of them on the first save of a structure.
+    `check` "always" takes every tensor, "never" none.
     """
-    if check == "never":
+    return _digests(arrays if check == "always" else _plain(arrays), structure, check)
+
+
+def joined_digests(
+    arrays: Iterable[LocalArray], joined: Collection[str], structure: str, check: str | None
+) -> dict[str, str]:
+    """Digests of the pieces of the arrays at the paths `joined`, which several meshes hold.
+
+    As many as of plain tensors; none where `replica_digests` has taken them.
+    """
+    if check == "always" or not joined:
         return {}
-    everything = check == "always"
-    first = structure not in _compared
-    found = {}
-    for array in arrays:
-        small = array.tensor.nbytes <= SMALL_BYTES
-        if everything or (array.plain and (small or first)):
-            name = array.spec.path
-            if not array.plain:
-                name += "\0" + repr([(p.box.offset, p.box.shape) for p in array.pieces])
-            found[name] = _digest(array)
-    return found
+    return _digests((each for each in arrays if each.spec.path in joined), structure, check)
 
 
 def compared(structure: str) -> None:
-    """Remember that a save of a structure has compared its large plain tensors too."""
+    """Remember that a save of a structure has compared its large tensors too."""
     _compared.add(structure)
 
 
-def _digest(array: LocalArray) -> str:
-    total = hashlib.blake2b(digest_size=8)
-    for piece in array.pieces:
-        values = read_local(array.tensor, piece.local)
-        total.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-    return total.hexdigest()
+def _plain(arrays: Iterable[LocalArray]) -> Iterator[LocalArray]:
+    return (array for array in arrays if array.plain)
+
+
+def _digests(arrays: Iterable[LocalArray], structure: str, check: str | None) -> dict[str, str]:
+    """By path and, for what is not the whole array, its place in the array."""
+    if check == "never":
+        return {}
+    everything = check == "always" or structure not in _compared
+    found = {}
+    for array in arrays:
+        if everything or array.tensor.nbytes <= SMALL_BYTES:
+            for piece in array.pieces:
+                whole = piece.box.shape == array.spec.shape
+                place = "" if whole else f"\0{piece.box.offset}{piece.box.shape}"
+                found[array.spec.path + place] = _digest(array.tensor, piece)
+    return found
+
+
+def _digest(tensor: torch.Tensor, piece: Piece) -> str:
+    values = np.ascontiguousarray(read_local(tensor, piece.local))
+    return hashlib.blake2b(values.reshape(-1).view(np.uint8).data, digest_size=8).hexdigest()

@@ -3,7 +3,8 @@
 1. `begin`: every rank brings digests of what it wants to save.
 2. `structure`: one rank of each new class sends its description; rank 0 checks everything that can
    be refused, then makes the first write, the mark of this save.
-3. `ready`: every rank has planned and has seen the mark, so all see the same storage.
+3. `ready`: every rank has planned and has seen the mark, so all see the same storage. Tensors of
+   one name on several meshes, which the plan tells, are compared.
 4. `commit`: every rank has written; rank 0 writes the documents and the commit record.
 """
 
@@ -32,7 +33,7 @@ from ucpstore.saving.commit import Commit, Outcome
 from ucpstore.saving.documents import plan_documents, write_array_documents
 from ucpstore.saving.mark import check_mark, end
 from ucpstore.saving.perrank import rows_documents, write_rows
-from ucpstore.saving.replicas import compared, replica_digests
+from ucpstore.saving.replicas import compared, joined_digests, replica_digests
 from ucpstore.saving.report import SaveReport
 from ucpstore.saving.request import SaveRequest
 from ucpstore.saving.writer import Written, write_objects
@@ -129,7 +130,7 @@ class _Save:
             self.call.round(
                 "ready",
                 lambda: self._ready(invitation, structure),
-                lambda _: b"",
+                _compare_joined,
                 timeout_s=late,
                 commits=False,
             )
@@ -239,10 +240,14 @@ class _Save:
     # Round 3
 
     def _ready(self, invitation: Invitation, structure: _Structure) -> bytes:
-        self._plan(invitation, structure.arrays)
+        plan = self._plan(invitation, structure.arrays)
         check_mark(self.storage, structure.mark)
+        joined = {array.path for array, _ in plan.arrays if array.joined}
+        found = joined_digests(
+            self.state.arrays, joined, digest(self.specs), self.request.check_replicas
+        )
         self._end("plan")
-        return b""
+        return canonical(found)
 
     # Round 4
 
@@ -315,6 +320,11 @@ class _Save:
                 f"`ucpstore ls {self.storage.url}` before saving the step again ({lost})"
             ) from lost
         return Outcome(record.generation, record.arrays, plan.objects, record.bytes)
+
+
+def _compare_joined(payloads: Sequence[bytes]) -> bytes:
+    arrivals.compare_replicas({rank: json.loads(raw) for rank, raw in enumerate(payloads)})
+    return b""
 
 
 def _first_of(classes: arrivals.Classes, rank: int) -> bool:
