@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ucpstore
 from ucpstore.manage.open import Item
+from ucpstore.saving import replicas
 
 ROWS = 600
 
@@ -68,3 +69,26 @@ def test_replicas_on_two_meshes_are_saved_and_small_ones_compared_every_time(
     stored = ucpstore.CheckpointStore(url).open(1)["m"]
     assert isinstance(stored, Item)
     assert torch.equal(stored["w"].read(), torch.zeros(stored["w"].shape))
+
+
+def test_a_process_on_its_own_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> str:
+        raise AssertionError("there is nothing to compare with")
+
+    monkeypatch.setattr(replicas, "_digest", never)
+    ucpstore.save("memory://alone", {"m": {"w": torch.ones(4)}}, step=1, check_replicas="always")
+
+
+def save_in_part_and_whole(url: str) -> str:
+    """Rank 2 has another tensor than ranks 0 and 1, who save first without it and then with it."""
+    rank = dist.get_rank()
+    tensor = torch.full((ROWS, 1024), float(rank == 2))
+    some = dist.new_group([0, 1])
+    if rank < 2:
+        ucpstore.save(url, {"m": {"w": tensor}}, step=1, process_group=some)
+    return outcome(url, tensor, 2)
+
+
+def test_a_save_by_some_of_the_ranks_is_no_comparison_of_all(ranks: Ranks, tmp_path: Path) -> None:
+    for told in ranks.run(3, save_in_part_and_whole, str(tmp_path / "s")):
+        assert "m/w: ranks 0 and 2 hold different values" in told

@@ -20,22 +20,22 @@ SMALL_BYTES = 1 * MIB
 """Tensors up to this size are compared on every save, larger ones on the first."""
 
 _compared: set[str] = set()
-"""Digests of the structures whose large tensors this process has compared too."""
+"""The comparisons, of a structure among some ranks, that included large tensors."""
 
 
 def replica_digests(
-    arrays: Iterable[LocalArray], structure: str, check: str | None
+    arrays: Iterable[LocalArray], comparison: str, check: str | None
 ) -> dict[str, str]:
     """Digests of the pieces that a rank holds of what is taken to be replicated.
 
-    Those are plain tensors: small ones always, all of them on the first save of a structure.
-    `check` "always" takes every tensor, "never" none.
+    Those are plain tensors: small ones always, all of them on the first save of a structure among
+    the same ranks, which `comparison` names. `check` "always" takes every tensor, "never" none.
     """
-    return _digests(arrays if check == "always" else _plain(arrays), structure, check)
+    return _digests(arrays if check == "always" else _plain(arrays), comparison, check)
 
 
 def joined_digests(
-    arrays: Iterable[LocalArray], joined: Collection[str], structure: str, check: str | None
+    arrays: Iterable[LocalArray], joined: Collection[str], comparison: str, check: str | None
 ) -> dict[str, str]:
     """Digests of the pieces of the arrays at the paths `joined`, which several meshes hold.
 
@@ -43,23 +43,23 @@ def joined_digests(
     """
     if check == "always" or not joined:
         return {}
-    return _digests((each for each in arrays if each.spec.path in joined), structure, check)
+    return _digests((each for each in arrays if each.spec.path in joined), comparison, check)
 
 
-def compared(structure: str) -> None:
-    """Remember that a save of a structure has compared its large tensors too."""
-    _compared.add(structure)
+def compared(comparison: str) -> None:
+    """Remember that a save has compared large tensors too."""
+    _compared.add(comparison)
 
 
 def _plain(arrays: Iterable[LocalArray]) -> Iterator[LocalArray]:
     return (array for array in arrays if array.plain)
 
 
-def _digests(arrays: Iterable[LocalArray], structure: str, check: str | None) -> dict[str, str]:
+def _digests(arrays: Iterable[LocalArray], comparison: str, check: str | None) -> dict[str, str]:
     """By path and, for what is not the whole array, its place in the array."""
     if check == "never":
         return {}
-    everything = check == "always" or structure not in _compared
+    everything = check == "always" or comparison not in _compared
     found = {}
     for array in arrays:
         if everything or array.tensor.nbytes <= SMALL_BYTES:

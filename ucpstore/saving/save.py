@@ -148,6 +148,11 @@ class _Save:
         self.seconds[phase] = now - self._since
         self._since = now
 
+    @property
+    def _comparison(self) -> str:
+        """Names what was compared: the structure, among the ranks of this group."""
+        return digest(repr(self.group.global_ranks).encode() + self.specs)
+
     # Round 1
 
     def _arrive(self, request: SaveRequest) -> bytes:
@@ -161,7 +166,10 @@ class _Save:
         self.specs = specs_to_bytes([array.spec for array in self.state.arrays])
         self.tree = canonical(self.state.tree)
         structure = digest(self.specs)
-        self.replicas = replica_digests(self.state.arrays, structure, request.check_replicas)
+        if self.call.size > 1:
+            self.replicas = replica_digests(
+                self.state.arrays, self._comparison, request.check_replicas
+            )
         with _plans_lock:
             self._kept = dict(_plans)
         self._end("describe")
@@ -244,7 +252,7 @@ class _Save:
         check_mark(self.storage, structure.mark)
         joined = {array.path for array, _ in plan.arrays if array.joined}
         found = joined_digests(
-            self.state.arrays, joined, digest(self.specs), self.request.check_replicas
+            self.state.arrays, joined, self._comparison, self.request.check_replicas
         )
         self._end("plan")
         return canonical(found)
@@ -264,7 +272,7 @@ class _Save:
         except OutcomeUnknownError as error:
             outcome = self._look(plan, structure.mark, error)
         if self.request.check_replicas != "never":
-            compared(digest(self.specs))
+            compared(self._comparison)
         self._end("commit")
         return SaveReport(
             url=self.storage.url,
