@@ -164,6 +164,19 @@ EXAMPLES = (
     Example((100_000_000,), "float32", "FSDP 8", split((8, ROWS)), "FSDP 12", split((12, ROWS))),
     Example((4096,), "float32", "FSDP 8", split((8, ROWS)), "2 replicas", split((2, None))),
     Example((), "float32", "8 replicas", split((8, None)), "2 replicas", split((2, None))),
+    *(
+        Example(shape, "float32", f"FSDP {count}", split((count, ROWS)), f"TP {count} columns",
+                split((count, COLUMNS)))
+        for shape in ((2048, 2048), (4096, 8192))
+        for count in (2, 3, 4, 8)
+    ),
+    *(
+        Example(shape, "float32", f"FSDP {count}", split((count, ROWS)), f"FSDP {count}",
+                split((count, ROWS)))
+        for shape, count in (
+            ((1031, 257), 4), ((50257, 768), 8), ((32003, 4096), 8), ((300, 300), 4)
+        )
+    ),
 )  # fmt: skip
 
 
