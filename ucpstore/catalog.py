@@ -258,9 +258,9 @@ def delete_generations(storage: Storage, step: int, numbers: Iterable[int]) -> N
     paths = []
     for number in sorted(numbers):
         key = layout.commit_key(step, number)
-        # Where the record cannot be read, its data is found by nobody any more. The record has to go
-        # even where it seems gone: were it there after all, an old step would come back when the
-        # newer ones go.
+        # Where the record cannot be read, nobody finds its data any more. The record has to go even
+        # where it seems gone: were it there after all, an old step would come back when the newer
+        # ones go.
         with suppress(FileNotFoundError, CorruptError, FormatError):
             paths.append(CommitRecord.from_bytes(storage.get(key), key).path)
         storage.delete([key])
