@@ -1,82 +1,114 @@
-"""Buffers: reuse, the byte budget, and who is served next."""
-
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
-from ucpstore import staging
-from ucpstore.staging import BufferPool
-
-UNIT = 4096
-
-
-def started(target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    time.sleep(0.05)
-    return thread
+from ucpstore.geometry import Box, Piece
+from ucpstore.options import MIB
+from ucpstore.staging import BufferPool, parts, read_local, write_local
 
 
-def test_a_buffer_that_came_back_is_used_again() -> None:
-    pool = BufferPool(10 * UNIT)
-    first = pool.acquire(UNIT)
-    pool.release(first)
-    assert pool.acquire(UNIT - 1) is first
+def test_a_buffer_is_used_again() -> None:
+    pool = BufferPool(4 * MIB)
+    with pool.take(MIB) as first:
+        first[:] = 7
+        address = first.ctypes.data
+    with pool.take(MIB - 5) as second:
+        assert second.size == MIB - 5
+        assert second.ctypes.data == address, "the memory that was touched before"
 
 
-def test_what_is_larger_than_the_budget_goes_alone() -> None:
-    pool = BufferPool(UNIT)
-    with pool.take(8 * UNIT) as buffer:
-        assert buffer.size == 8 * UNIT
-    with pool.take(1) as buffer:
-        assert buffer.size == 1
+def test_no_more_than_the_limit_is_out_at_once() -> None:
+    pool = BufferPool(2 * MIB)
+    out, most = 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal out, most
+        with pool.take(MIB):
+            with lock:
+                out += 1
+                most = max(most, out)
+            time.sleep(0.002)
+            with lock:
+                out -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most == 2
 
 
-def test_buffers_are_given_in_the_order_in_which_they_were_asked_for() -> None:
-    pool = BufferPool(2 * UNIT)
-    out = pool.acquire(UNIT)
-    order: list[str] = []
+def test_a_buffer_above_the_limit_goes_alone() -> None:
+    pool = BufferPool(MIB)
+    with pool.take(3 * MIB) as large:
+        assert large.size == 3 * MIB
+        taken = threading.Event()
 
-    def ask(name: str, size: int) -> None:
-        with pool.take(size):
-            order.append(name)
+        def other() -> None:
+            with pool.take(10):
+                taken.set()
 
-    large = started(lambda: ask("large, first", 2 * UNIT))
-    small = started(lambda: ask("small, fits now", UNIT))
-    assert order == []
-    pool.release(out)
-    for thread in (large, small):
-        thread.join(timeout=10)
-    assert order == ["large, first", "small, fits now"]
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not taken.wait(0.05)
+    assert taken.wait(5)
+    thread.join(5)
 
 
-def test_memory_that_the_system_refuses_does_not_count_as_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pool = BufferPool(UNIT)
+def test_a_buffer_comes_back_after_an_error() -> None:
+    pool = BufferPool(MIB)
+    with pytest.raises(RuntimeError, match="stop"), pool.take(MIB):
+        raise RuntimeError("stop")
+    with pool.take(MIB):
+        pass
 
-    class NoMemory:
-        uint8 = np.uint8
 
-        @staticmethod
-        def empty(*_: object) -> None:
-            raise MemoryError
+def test_parts_of_pieces_in_a_region() -> None:
+    pieces = (
+        Piece(Box((0, 0), (2, 4)), Box((0, 0), (2, 4))),
+        Piece(Box((6, 0), (2, 4)), Box((2, 0), (2, 4))),
+    )
+    found = list(parts(pieces, Box((1, 1), (6, 2))))
+    assert found == [
+        Piece(Box((1, 1), (1, 2)), Box((1, 1), (1, 2))),
+        Piece(Box((6, 1), (1, 2)), Box((2, 1), (1, 2))),
+    ]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(staging, "np", NoMemory)
-        with pytest.raises(MemoryError):
-            pool.acquire(UNIT)
-    served: list[int] = []
 
-    def ask() -> None:
-        with pool.take(UNIT) as buffer:
-            served.append(buffer.size)
+def test_a_host_tensor_is_read_without_a_copy() -> None:
+    tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    view = read_local(tensor, Box((1, 1), (2, 2)))
+    assert view.shape == (2, 2)
+    tensor[1, 1] = -1.0
+    assert view[0, 0] == np.float32(-1.0).view(np.uint32)
 
-    started(ask).join(timeout=10)
-    started(ask).join(timeout=10)
-    assert served == [UNIT, UNIT]
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128, torch.bool])
+def test_what_is_written_is_what_was_read(dtype: torch.dtype) -> None:
+    source = torch.arange(20).reshape(4, 5).to(dtype).t()
+    target = torch.zeros(5, 4, dtype=dtype)
+    box = Box((1, 0), (3, 2))
+    write_local(target, box, read_local(source, box), dtype)
+    assert torch.equal(target[1:4, 0:2], source[1:4, 0:2])
+    assert target[0].count_nonzero() == 0
+
+
+def test_values_of_another_dtype_are_converted_as_torch_does() -> None:
+    source = torch.tensor([1 / 3, 1e30, -0.0])
+    target = torch.zeros(3, dtype=torch.bfloat16)
+    whole = Box((0,), (3,))
+    write_local(target, whole, read_local(source, whole), torch.float32)
+    assert target.view(torch.int16).tolist() == source.to(torch.bfloat16).view(torch.int16).tolist()
+
+
+def test_0d_tensors() -> None:
+    target = torch.tensor(0.0)
+    write_local(target, Box((), ()), read_local(torch.tensor(2.5), Box((), ())), torch.float32)
+    assert target.item() == 2.5
