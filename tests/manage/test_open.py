@@ -109,5 +109,5 @@ def test_wrong_names_say_what_there_is(url: str) -> None:
         step["modle"]
     with pytest.raises(KeyError, match=r"no array 'weight' among 4; there is 0\.weight"):
         step["model"]["weight"]  # type: ignore[index]
-    with pytest.raises(ucpstore.StepNotFoundError, match="step 8 is not in .*; committed are 7"):
+    with pytest.raises(ucpstore.StepNotFoundError, match=r"step 8 is not in .*; committed are 7"):
         ucpstore.CheckpointStore(url).open(8)

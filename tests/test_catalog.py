@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ucpstore import catalog
+from ucpstore.agree import group_of
+from ucpstore.errors import CorruptError, FormatError, StepNotFoundError
+from ucpstore.format import layout
+from ucpstore.format.documents import ROOT
+from ucpstore.options import Options
+from ucpstore.saving import SaveRequest, save_state
+from ucpstore.storage.memory import MemoryStorage
+
+
+def put(storage: MemoryStorage, step: int, *, overwrite: bool = False) -> None:
+    state = {"m": {"w": torch.full((3,), float(step))}}
+    save_state(
+        storage,
+        group_of(None),
+        lambda: SaveRequest.checked(state, step, overwrite, None, (), None),
+        Options(),
+    )
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    storage = MemoryStorage()
+    for step in (9, 10, 9000, 10000, 2**40):
+        put(storage, step)
+    return storage
+
+
+def test_steps_are_numbers_not_texts(storage: MemoryStorage) -> None:
+    assert sorted(catalog.generations(storage)) == [9, 10, 9000, 10000, 2**40]
+    assert catalog.find_step(storage, None).record.step == 2**40
+
+
+def test_an_overwritten_step_has_one_generation(storage: MemoryStorage) -> None:
+    put(storage, 9, overwrite=True)
+    assert catalog.generations(storage)[9] == [2]
+    assert catalog.find_step(storage, 9).record.generation == 2
+
+
+def test_only_the_document_of_a_commit_counts(storage: MemoryStorage) -> None:
+    for key in (
+        "commits/0000000600/c.0",
+        "commits/step-abc/zarr.json",
+        "commits/0000000700.tmp/zarr.json",
+    ):
+        storage.put(key, b"{}")
+    assert 600 not in catalog.generations(storage)
+    assert 700 not in catalog.generations(storage)
+
+
+def test_a_step_that_is_not_there(storage: MemoryStorage) -> None:
+    with pytest.raises(StepNotFoundError, match=r"step 11 is not in .*committed are 9, 10, 9000"):
+        catalog.find_step(storage, 11)
+    with pytest.raises(StepNotFoundError, match="no committed step"):
+        catalog.find_step(MemoryStorage(), None)
+
+
+def test_a_step_whose_save_did_not_finish(storage: MemoryStorage) -> None:
+    storage.put("steps/0000000011-0123456789ab/m/w/c.0", b"x")
+    with pytest.raises(StepNotFoundError, match=r"step 11 is not committed .*did not finish"):
+        catalog.find_step(storage, 11)
+
+
+def test_documents_are_checked_before_they_are_parsed(storage: MemoryStorage) -> None:
+    ref = catalog.find_step(storage, 9)
+    key = f"{ref.path}/m/{layout.DOCUMENT}"
+    raw = bytearray(storage.get(key))
+    raw[len(raw) // 2] ^= 1
+    storage.put(key, bytes(raw))
+    with pytest.raises(CorruptError, match=r"m/zarr\.json"):
+        catalog.read_documents(storage, ref, lambda item: item == "m")
+
+
+def test_something_else_is_no_store() -> None:
+    storage = MemoryStorage()
+    storage.put(layout.ROOT_KEY, b'{"zarr_format":3,"node_type":"group"}')
+    with pytest.raises(FormatError, match=r"zarr\.json .* is not the one of a ucpstore store"):
+        catalog.create_store(storage)
+    assert [entry.key for entry in storage.list("")] == [layout.ROOT_KEY]
+
+
+def test_a_store_is_made_once() -> None:
+    storage = MemoryStorage()
+    catalog.create_store(storage)
+    assert storage.get(layout.ROOT_KEY) == ROOT
+    before = sorted(entry.key for entry in storage.list(""))
+    catalog.create_store(storage)
+    assert sorted(entry.key for entry in storage.list("")) == before
