@@ -48,6 +48,33 @@ def test_all_differences_are_listed_at_once():
         assert part in text
 
 
+def test_many_names_with_the_same_difference_share_a_line():
+    names = [f"w{number}" for number in range(6)]
+    checkpoint = save({"m": {name: torch.ones(2) for name in names}})
+    for halves, many in ((4, False), (6, True)):
+        target = {
+            "m": {
+                n: torch.zeros(2).half() if n in names[:halves] else torch.zeros(2) for n in names
+            }
+        }
+        with pytest.raises(MismatchError, match=rf"\({halves} differences\)") as caught:
+            load(target, checkpoint)
+        text = str(caught.value)
+        assert all(f"m.{name}" in text for name in names[:halves])
+        assert text.count("stored as float32") == (1 if many else halves)
+        assert ("cast='m.w*'" in text) is many
+    with pytest.raises(UnsupportedError) as refused:
+        load({"m": {name: torch.zeros(2, device="meta") for name in names}}, checkpoint)
+    assert str(refused.value).startswith("m.w0, m.w1, m.w2, m.w3, m.w4, m.w5: a tensor on the meta")
+    load({"m": {name: torch.zeros(2).half() for name in names}}, checkpoint, cast="m.w*")
+
+
+def test_an_item_that_was_not_saved_is_refused_with_those_that_were():
+    checkpoint = save({"model": {"w": torch.ones(2)}, "epoch": 1})
+    with pytest.raises(MismatchError, match=r"not in the checkpoint: net\n.*items model, epoch;"):
+        load({"net": {"w": torch.zeros(2)}}, checkpoint)
+
+
 @pytest.mark.parametrize("shape", [(4, 4), (16, 4), (4, 8), (32,), (8, 4, 1), (1, 4)])
 def test_b12_shapes_must_be_equal(shape):
     checkpoint = save({"m": {"a": torch.ones(2), "w": torch.ones(8, 4)}})

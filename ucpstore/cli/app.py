@@ -86,7 +86,7 @@ def ls(
     storage_option: StorageOption = None,
     endpoint_url: Endpoint = None,
 ) -> None:
-    """List the committed steps, and apart from them the saves that did not finish."""
+    """List the committed steps, and the saves that did not finish."""
     from ucpstore.cli.ls import document, page
     from ucpstore.manage.listing import list_store
     from ucpstore.options import Options
@@ -117,6 +117,7 @@ def show(
 ) -> None:
     """Show what a step holds: its arrays and its Python values. Without STEP, the newest."""
     from ucpstore import catalog
+    from ucpstore.cli import text
     from ucpstore.cli.show import document, page
     from ucpstore.manage.contents import read_contents, step_url
     from ucpstore.manage.listing import require_store
@@ -134,7 +135,9 @@ def show(
     entries = found.entries if match is None else found.matching(match)
     if match is not None and not entries:
         message = f"step {found.record.step} of {url} holds nothing that matches {match!r}"
-        raise typer.Exit(exits.fail(f"{message}; names are like model/WEIGHT", exits.NOT_FOUND))
+        names = ", ".join(text.printable("/".join(each.keys)) for each in found.entries[:2])
+        hint = f"; names are like {names}" if names else ""
+        raise typer.Exit(exits.fail(f"{message}{hint}", exits.NOT_FOUND))
     _print(page(found, entries), document(found, entries) if as_json else None)
 
 
@@ -149,7 +152,10 @@ def verify(
     storage_option: StorageOption = None,
     endpoint_url: Endpoint = None,
 ) -> None:
-    """Check that a step is whole: documents, presence and size of objects. Without STEP, all."""
+    """Check that a step, or without STEP every step, is whole.
+
+    Compares all documents, and the presence and size of all objects; --data reads them too.
+    """
     from ucpstore.cli.verify import document, page
     from ucpstore.manage.verify import verify as verify_store
     from ucpstore.options import Options

@@ -8,6 +8,15 @@ from ucpstore.tree.decode import decode
 from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, tag_of
 
 _ARRAYS = ("array", "link")
+_NAMED = {
+    "array": "a tensor",
+    "link": "a tensor",
+    "scalar": "a 0-d tensor",
+    "dict": "a dict",
+    "tuple": "a tuple",
+    "optimizer": "an optimizer",
+    "per_rank": "a value per rank",
+}
 _ELSEWHERE = frozenset({"array", "link", "scalar", "per_rank", "optimizer"})
 
 
@@ -44,8 +53,7 @@ def what(node: Node) -> str:
     tag = tag_of(node)
     if tag is None:
         return f"the value {node!r}"
-    named = {"array": "a tensor", "link": "a tensor", "scalar": "a 0-d tensor", "dict": "a dict"}
-    return named.get(tag, f"a value of kind {tag}")
+    return _NAMED.get(tag, f"a value of kind {tag}")
 
 
 def saved_scalar(node: Node) -> torch.Tensor:

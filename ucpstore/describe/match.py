@@ -103,6 +103,12 @@ class _LoadWalk:
                 self._walk(value, saved[key], place, _slot(state, key))
             else:
                 self.differences.missing.append(place.shown)
+        if not saved.keys() >= state.keys():
+            there = ", ".join(map(str, saved)) or "of an empty state"
+            self.differences.hints.append(
+                f"the checkpoint has the items {there}; leave out of the target what it lacks, or "
+                "pass strict=False to load what both have"
+            )
         loaded = tuple(str(key) for key in state if key in saved)
         return loaded, tuple(str(key) for key in saved if key not in state)
 
@@ -166,7 +172,10 @@ class _LoadWalk:
 
     def _dict(self, value: dict[object, object], node: Node, place: Place) -> None:
         if tag_of(node) not in _DICTS:
-            raise MismatchError(f"{place.shown}: the target is a dict, but {what(node)} was saved")
+            advice = "; pass the optimizer, not its state_dict()" * (tag_of(node) == "optimizer")
+            raise MismatchError(
+                f"{place.shown}: the target is a dict, but {what(node)} was saved{advice}"
+            )
         saved = _children(node)
         self._names(dict.fromkeys(value), saved, place)
         for key, item in value.items():

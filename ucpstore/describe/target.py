@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from posixpath import commonprefix
 from typing import ParamSpec
 
 import torch
@@ -80,7 +81,7 @@ class Differences:
         missing = self.missing if strict else []
         unexpected = self.unexpected if strict else []
         if self.unsupported and not (self.problems or missing):
-            raise UnsupportedError("\n".join(self.unsupported))
+            raise UnsupportedError("\n".join(_folded(self.unsupported)))
         problems = [*self.unsupported, *self.problems]
         if problems or missing or (unexpected and alone):
             raise MismatchError(_message(missing, unexpected, problems, self.hints))
@@ -137,7 +138,7 @@ def _message(
         lines.append(f"  not in the checkpoint: {', '.join(missing)}")
     if unexpected:
         lines.append(f"  not in the target: {', '.join(unexpected)}")
-    lines.extend(f"  {problem}" for problem in problems)
+    lines.extend(f"  {problem}" for problem in _folded(problems))
     lines.extend(f"  {hint}" for hint in hints)
     if (missing or unexpected) and not hints:
         lines.append(
@@ -145,6 +146,29 @@ def _message(
             "both have"
         )
     return "\n".join(lines)
+
+
+_FOLD = 4
+
+
+def _folded(problems: Sequence[str]) -> Iterator[str]:
+    """The lines, more than `_FOLD` that say the same of different names as one with all names."""
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        name, _, text = problem.partition(": ")
+        alike.setdefault(text.replace(_cast_of(name), ""), []).append(problem)
+    for lines in alike.values():
+        if len(lines) <= _FOLD:
+            yield from lines
+            continue
+        names = [line.partition(": ")[0] for line in lines]
+        text = lines[0].partition(": ")[2]
+        together = _cast_of(f"{commonprefix(names)}*")
+        yield f"{', '.join(names)}: {text.replace(_cast_of(names[0]), together)}"
+
+
+def _cast_of(pattern: str) -> str:
+    return f"cast={pattern!r}"
 
 
 _RANK = {"bool": 0, "int": 1, "float": 2, "complex": 3}
@@ -166,7 +190,7 @@ def dtype_problem(shown: str, stored: str, wanted: str, cast: Sequence[str]) -> 
         )
     if any(fnmatchcase(shown, pattern) for pattern in cast):
         return None
-    return f"{text}; make the target {stored}, or allow the conversion: cast={shown!r}"
+    return f"{text}; make the target {stored}, or allow the conversion: {_cast_of(shown)}"
 
 
 _PREFIXES = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")

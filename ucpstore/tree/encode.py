@@ -11,6 +11,7 @@ import struct
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, cast
@@ -241,6 +242,8 @@ def _advice(value: object) -> str:
                 f"a {name} cannot be stored, for it would come back as a {base.__name__}; "
                 f"save {base.__name__}(...) of it"
             )
+    if is_dataclass(value) and not isinstance(value, type):
+        return f"the dataclass {name} cannot be stored; save dataclasses.asdict(...) of it"
     if callable(value):
         return f"functions and classes, as {name}, cannot be stored; build them again after load"
     return (
