@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ucpstore import catalog
-from ucpstore.agree import group_of
+from ucpstore.agree import Group, group_of
 from ucpstore.errors import StateError
 from ucpstore.loading import LoadReport, LoadRequest, load_state
 from ucpstore.manage.delete import delete_step
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 class CheckpointStore:
     """Checkpoints below one URL.
 
-    `url` is a local path, `file://...` or `s3://bucket/prefix`. `storage_options` are those of
-    s3fs (`endpoint_url`, `key`, `secret`, `token`, `anon`, ...); what is not given is looked up as
-    the AWS tools do. Nothing is read, written or checked until the first use.
+    `url` is a local path, `file://...`, `s3://bucket/prefix` or any URL that fsspec knows. For S3,
+    `storage_options` are those of s3fs (`endpoint_url`, `key`, `secret`, `token`, `anon`, ...), and
+    what is not given is looked up as the AWS tools do; for others, those of fsspec's file system.
+    Nothing is read, written or checked until the first use.
 
     A store may be kept for the life of the process and used from several threads.
     """
@@ -70,6 +71,7 @@ class CheckpointStore:
         def request() -> SaveRequest:
             if problem is not None:
                 raise problem
+            self._check_shared(group)
             return SaveRequest.checked(state, step, overwrite, metadata, per_rank, check_replicas)
 
         return SaveHandle(save_state(self._storage, group, request, used))
@@ -92,9 +94,18 @@ class CheckpointStore:
         def request() -> LoadRequest:
             if problem is not None:
                 raise problem
+            if collective:
+                self._check_shared(group)
             return LoadRequest.checked(state, step, strict, cast, collective)
 
         return load_state(self._storage, group, request, used, collective=collective)
+
+    def _check_shared(self, group: Group) -> None:
+        if self._storage.one_process and group.size > 1 and not group.one_process:
+            raise StateError(
+                f"{self.url} is the memory of one process, which the other {group.size - 1} ranks "
+                "do not see; give a folder or a bucket that all of them reach"
+            )
 
     def _settle(self, options: object) -> tuple[Options, StateError | None]:
         """The options of a call, and what is wrong with them.

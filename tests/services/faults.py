@@ -110,6 +110,10 @@ class FaultyStorage:
         return self.inner.url
 
     @property
+    def one_process(self) -> bool:
+        return self.inner.one_process
+
+    @property
     def case_insensitive(self) -> bool:
         return self.inner.case_insensitive
 

@@ -44,8 +44,18 @@ def proxy(s3: S3Service) -> Iterator[S3Proxy]:
         yield proxy
 
 
+ENGINE = ["obstore"]
+
+
+@pytest.fixture(autouse=True, params=["obstore", "s3fs"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Through which library `open_s3` sends: every test here runs with both."""
+    ENGINE[0] = request.param
+    return ENGINE[0]
+
+
 def open_s3(url: str, options: dict[str, object]) -> S3Storage:
-    storage = open_storage(url, options)
+    storage = open_storage(url, {"engine": ENGINE[0], **options})
     assert isinstance(storage, S3Storage)
     return storage
 
@@ -55,9 +65,25 @@ class TestS3Storage(StorageSuite):
 
     keeps_folders = True
 
+    @pytest.fixture(autouse=True)
+    def engine(self) -> str:
+        return "obstore"
+
     @pytest.fixture
-    def storage(self, s3: S3Service, prefix: str) -> S3Storage:
-        return open_s3(prefix, s3.options("writer"))
+    def storage(self, s3: S3Service, prefix: str, engine: str) -> S3Storage:
+        return open_s3(prefix, {"engine": engine, **s3.options(identity_of(s3))})
+
+
+class TestS3fsStorage(TestS3Storage):
+    """The same through s3fs."""
+
+    @pytest.fixture(autouse=True)
+    def engine(self) -> str:
+        return "s3fs"
+
+
+def identity_of(s3: S3Service) -> str:
+    return "writer" if "writer" in s3.identities else "admin"
 
 
 def test_a_whole_bucket(s3: S3Service, s3_bucket: str) -> None:
@@ -181,7 +207,10 @@ def test_more_than_one_request_takes_is_refused_before_it_is_sent(
     assert proxy.log == []
 
 
-def test_a_busy_server_is_asked_again(s3: S3Service, prefix: str, proxy: S3Proxy) -> None:
+def test_a_busy_server_is_asked_again(
+    s3: S3Service, prefix: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ucpstore.storage.objects.FIRST_WAIT_S", 0.02)
     storage = open_s3(prefix, s3.options(endpoint=proxy.endpoint))
     proxy.busy_first(6)
     storage.put("k", b"1")
@@ -220,12 +249,64 @@ def test_a_lost_answer_to_put_if_absent_is_unknown(
     assert storage.get("commits/1") == b"mine"
 
 
-def test_a_busy_answer_to_put_if_absent_is_unknown_and_not_asked_again(
-    s3: S3Service, prefix: str, proxy: S3Proxy
+def test_a_busy_answer_to_put_if_absent_is_asked_again(
+    s3: S3Service, prefix: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 SlowDown: the server did nothing, so the second try cannot meet the first."""
+    monkeypatch.setattr("ucpstore.storage.objects.FIRST_WAIT_S", 0.01)
+    storage = open_s3(prefix, s3.options(endpoint=proxy.endpoint))
+    proxy.busy_first(6)
+    storage.put_if_absent("commits/1", b"mine")
+    assert [each.status for each in proxy.requests("PUT")] == [503] * 6 + [200]
+    with pytest.raises(FileExistsError):
+        storage.put_if_absent("commits/1", b"other")
+    assert storage.get("commits/1") == b"mine"
+
+
+def test_put_if_absent_gives_up_on_a_busy_server_and_is_certain(
+    s3: S3Service, prefix: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ucpstore.storage.objects.RETRY_TIMEOUT_S", 2.0)
+    storage = open_s3(prefix, s3.options(endpoint=proxy.endpoint))
+    proxy.busy_share(1.0)
+    with pytest.raises(StorageError, match="too busy") as caught:
+        storage.put_if_absent("commits/1", b"mine")
+    assert not isinstance(caught.value, OutcomeUnknownError)
+    assert proxy.count("PUT") > 1
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_inner_error_leaves_put_if_absent_unknown_where_something_is_there(
+    s3: S3Service, prefix: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """500: the first try has ended, but may have been kept, so a 412 may speak of itself."""
+    monkeypatch.setattr("ucpstore.storage.objects.FIRST_WAIT_S", 0.01)
+    storage = open_s3(prefix, s3.options(endpoint=proxy.endpoint))
+    left = [(500, b"<Error><Code>InternalError</Code></Error>")]
+
+    def answer(method: str, path: str) -> tuple[int, bytes] | None:
+        if method == "PUT" and left:
+            if kept:
+                open_s3(prefix, s3.options()).put("commits/1", b"mine")
+            return left.pop()
+        return None
+
+    proxy.answer(answer)
+    if kept:
+        with pytest.raises(OutcomeUnknownError, match=r"first answered 500.*look"):
+            storage.put_if_absent("commits/1", b"mine")
+    else:
+        storage.put_if_absent("commits/1", b"mine")
+    assert storage.get("commits/1") == b"mine"
+
+
+@pytest.mark.parametrize("status", [502, 504])
+def test_an_answer_of_a_gateway_to_put_if_absent_is_unknown(
+    s3: S3Service, prefix: str, proxy: S3Proxy, status: int
 ) -> None:
     storage = open_s3(prefix, s3.options(endpoint=proxy.endpoint))
-    proxy.busy_first(1)
-    with pytest.raises(OutcomeUnknownError, match="SlowDown"):
+    proxy.answer(lambda method, path: (status, b"") if method == "PUT" else None)
+    with pytest.raises(OutcomeUnknownError, match="not known: look"):
         storage.put_if_absent("commits/1", b"mine")
     assert proxy.count("PUT") == 1
 
@@ -350,7 +431,10 @@ def test_no_right_to_list(s3: S3Service, prefix: str) -> None:
         ("http://no-such-host.invalid", "the host of http://no-such-host.invalid is not known"),
     ],
 )
-def test_nothing_answers(prefix: str, endpoint: str, words: str) -> None:
+def test_nothing_answers(
+    prefix: str, endpoint: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ucpstore.storage.objects.FIRST_RETRY_TIMEOUT_S", 3.0)
     storage = open_s3(prefix, {"key": "k", "secret": "never-shown", "endpoint_url": endpoint})
     began = time.monotonic()
     with pytest.raises(StorageError, match=words) as caught:

@@ -48,6 +48,11 @@ class Group:
         self.exchanger: tuple[str, object] | None = None
         """The exchange in use and its name, kept by `ucpstore.exchange`."""
 
+    @property
+    def one_process(self) -> bool:
+        """Whether all ranks are threads of this process."""
+        return isinstance(self.store, DictStore)
+
     def call(self, kind: str, options: Options) -> Call:
         """Begin a collective call of `kind`, the verb that messages show: "save" or "load".
 

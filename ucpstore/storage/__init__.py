@@ -1,4 +1,4 @@
-"""Bytes by key, in a folder or a bucket; only this package knows obstore and botocore."""
+"""Bytes by key, in a folder or a bucket; only this package knows obstore, fsspec and s3fs."""
 
 from ucpstore.storage.base import Buffer, Entry, Storage
 from ucpstore.storage.urls import open_storage

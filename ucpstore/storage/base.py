@@ -45,6 +45,10 @@ class Storage(Protocol):
         """Where the root is, for messages; holds no secret."""
 
     @property
+    def one_process(self) -> bool:
+        """Whether what is stored here is seen by this process alone."""
+
+    @property
     def case_insensitive(self) -> bool:
         """Whether keys equal but for case would be one object.
 

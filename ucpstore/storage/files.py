@@ -16,7 +16,7 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _NO_COPY_RANGE = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 _COPY_BYTES = 64 * 1024 * 1024
 
-_REMEDIES = {
+REMEDIES = {
     errno.ENOSPC: "free some space, or choose another place",
     errno.EDQUOT: "your quota is used up: free some space, or choose another place",
     errno.EROFS: "the file system is read-only: mount it writable, or choose another place",
@@ -168,7 +168,7 @@ def refuse_read(path: str, error: OSError) -> NoReturn:
 
 def refuse(action: str, path: str, error: OSError) -> NoReturn:
     """Raise StorageError in the place of the system's error, with its number and a remedy."""
-    remedy = _REMEDIES.get(error.errno or 0, "check the path and the file system")
+    remedy = REMEDIES.get(error.errno or 0, "check the path and the file system")
     where = f" ({error.filename})" if error.filename not in (None, path) else ""
     refusal = StorageError(f"cannot {action} {path}: {error.strerror or error}{where}; {remedy}")
     refusal.errno = error.errno

@@ -59,6 +59,10 @@ class LocalStorage:
         return self._root
 
     @property
+    def one_process(self) -> bool:
+        return False
+
+    @property
     def case_insensitive(self) -> bool:
         if self._case_insensitive is None:
             path = self._temporary(self._root) + "a"

@@ -1,34 +1,30 @@
-"""Objects in a dict, for tests and for trying things out in one process."""
+"""Objects in a dict, for tests: the least that keeps every promise of a storage."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
 
 from ucpstore.errors import CorruptError
 from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
 
 
 class MemoryStorage:
-    """Objects that live as long as the process, or as this object where it is not `named`."""
-
-    _named: ClassVar[dict[str, MemoryStorage]] = {}
+    """Objects that live as long as this object."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
 
-    @classmethod
-    def named(cls, name: str) -> MemoryStorage:
-        """The one storage of that name in this process."""
-        return cls._named.setdefault(name, cls(name))
-
     @property
     def url(self) -> str:
         return f"memory://{self._name}"
+
+    @property
+    def one_process(self) -> bool:
+        return True
 
     @property
     def case_insensitive(self) -> bool:

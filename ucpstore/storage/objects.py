@@ -1,31 +1,38 @@
-"""S3 and what speaks its protocol, through obstore.
+"""S3 and what speaks its protocol.
 
 Every object is put in one request, since none is larger than a few tens of MiB: a multipart upload
 would cost three round trips and leave parts behind when it fails. Requests are sent again, with
-growing waits, while the server answers 5xx or the connection breaks, except for `put_if_absent`,
-whose second try could not tell its own first success from someone else's.
+growing waits, while the server answers 5xx or the connection breaks. `put_if_absent` is sent again
+only where the server answered that it did nothing: after a lost answer, a second try could not tell
+its own first success from someone else's.
+
+The requests themselves go through obstore, or through s3fs where the user asks for it.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from types import ModuleType
 from typing import TypeVar
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError, StateError, StorageError
 from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
-from ucpstore.storage.s3_engine import engine
 from ucpstore.storage.s3_errors import Failure
 from ucpstore.storage.s3_options import Credential, Resolved, S3Options
+from ucpstore.storage.s3_requests import Listed, Requests
 
 MAX_PUT_BYTES = 5 * 1024**3
+RETRIES = 12
 RETRY_TIMEOUT_S = 180.0
-FIRST_RETRY_TIMEOUT_S = 12.0
+FIRST_RETRY_TIMEOUT_S = 12.0  # before the first answer of a process
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 15.0
 _FIRST_BYTES = 1024 * 1024
 _LIST_PAGE = 1000
 _CONFLICT_TRIES = 3
@@ -34,18 +41,18 @@ _PROBE = ".tmp-writable"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 
 T = TypeVar("T")
+_Page = tuple[Sequence[Listed], object | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Clients:
     """One process's clients. `first` gives up early, for requests before any was answered."""
 
-    engine: ModuleType
     endpoint: str
     credential: Credential | None
-    patient: object
-    first: object
-    once: object
+    patient: Requests
+    first: Requests
+    once: Requests
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -67,7 +74,7 @@ class S3Storage:
     @classmethod
     def from_url(cls, url: str, options: Mapping[str, object]) -> S3Storage:
         """From `s3://bucket/prefix`; empty segments mean nothing, `%` is a literal `%`."""
-        bucket, *segments = [each for each in url[len("s3://") :].split("/") if each] or [""]
+        bucket, *segments = [each for each in url.partition("://")[2].split("/") if each] or [""]
         if "@" in bucket:
             raise StateError("credentials do not belong into an s3:// URL; see storage_options")
         if not _BUCKET.match(bucket) or not {".", ".."}.isdisjoint(segments):
@@ -82,15 +89,20 @@ class S3Storage:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     @property
+    def one_process(self) -> bool:
+        return False
+
+    @property
     def case_insensitive(self) -> bool:
         return False
 
     def put(self, key: str, data: Buffer) -> None:
         view = self._sendable(key, data)
+        path = self._path(key)
         self._send(
             "write",
             key,
-            lambda lib, store: lib.put(store, self._path(key), view, use_multipart=False),
+            lambda requests: requests.put(path, view),
             quick=len(view) <= _FIRST_BYTES,
         )
 
@@ -111,29 +123,16 @@ class S3Storage:
         )
 
     def get(self, key: str) -> bytes:
-        data: bytes = self._send(
-            "read", key, lambda lib, store: lib.get(store, self._path(key)).bytes().to_bytes()
-        )
-        return data
+        path = self._path(key)
+        return self._send("read", key, lambda requests: requests.get(path))
 
     def read_into(self, key: str, start: int, out: memoryview) -> None:
         view = byte_view(out)
         if not view:
             self.size(key)
             return
-
-        def read(lib: ModuleType, store: object) -> int:
-            try:
-                data = lib.get_range(store, self._path(key), start=start, length=len(view))
-            except lib.exceptions.BaseError as error:
-                if Failure.of(error).status != 416:
-                    raise
-                return 0
-            if len(data) == len(view):
-                view[:] = memoryview(data)
-            return len(data)
-
-        found = self._send("read", key, read)
+        path = self._path(key)
+        found = self._send("read", key, lambda requests: requests.get_into(path, start, view))
         if found != len(view):
             raise CorruptError(
                 f"{self._where(key)} is too short: expected {len(view)} bytes from byte {start} "
@@ -141,38 +140,33 @@ class S3Storage:
             )
 
     def size(self, key: str) -> int:
-        return self._send(
-            "read", key, lambda lib, store: int(lib.head(store, self._path(key))["size"])
-        )
+        path = self._path(key)
+        return self._send("read", key, lambda requests: requests.head(path))
 
     def list(self, prefix: str) -> Iterator[Entry]:
         path = self._prefix + check_prefix(prefix)
-        pages: Iterator[list[Mapping[str, object]]] = self._send(
-            "list",
-            prefix,
-            lambda lib, store: iter(lib.list(store, path or None, chunk_size=_LIST_PAGE)),
-        )
-        while page := self._send("list", prefix, lambda lib, store: next(pages, None)):
-            for found in page:
-                key = str(found["path"])
+        after: object | None = None
+        while True:
+            found, after = self._page(path, prefix, after)
+            for each in found:
                 # A folder marker that some other tool made is listed under the prefix's own name.
-                if key.startswith(path) and key != self._prefix + _PROBE:
-                    modified = found["last_modified"]
-                    assert isinstance(modified, datetime)
-                    size = int(str(found["size"]))
-                    yield Entry(key[len(self._prefix) :], size, modified.timestamp())
+                if each.path.startswith(path) and each.path not in (path, self._prefix + _PROBE):
+                    yield Entry(each.path[len(self._prefix) :], each.size, each.modified)
+            if after is None:
+                return
+
+    def _page(self, path: str, prefix: str, after: object | None) -> _Page:
+        return self._send("list", prefix, lambda requests: requests.page(path, after, _LIST_PAGE))
 
     def folders(self, prefix: str) -> tuple[str, ...]:
         path = self._prefix + check_prefix(prefix)
-        found: Mapping[str, Iterable[str]] = self._send(
-            "list", prefix, lambda lib, store: lib.list_with_delimiter(store, path or None)
-        )
-        return tuple(sorted(each[len(path) :] for each in found["common_prefixes"]))
+        found = self._send("list", prefix, lambda requests: list(requests.folders(path)))
+        return tuple(sorted(each[len(path) :].rstrip("/") for each in found))
 
     def delete(self, keys: Iterable[str]) -> None:
         paths = [self._path(key) for key in keys]
         if paths:
-            self._send("delete", "", lambda lib, store: lib.delete(store, paths))
+            self._send("delete", "", lambda requests: requests.delete(paths))
 
     def delete_tree(self, prefix: str) -> None:
         if not check_prefix(prefix):
@@ -184,7 +178,7 @@ class S3Storage:
         if source == target:
             self.size(source)
         else:
-            self._send("copy", source, lambda lib, store: lib.copy(store, *paths))
+            self._send("copy", source, lambda requests: requests.copy(*paths))
 
     def sync(self, prefix: str) -> None:
         check_prefix(prefix)
@@ -239,41 +233,48 @@ class S3Storage:
         return view
 
     def _create(self, key: str, view: memoryview) -> int | None:
-        """Put if absent, once: None, or the status of the answer that something is there."""
-
-        def put(lib: ModuleType, store: object) -> int | None:
-            try:
-                lib.put(store, self._path(key), view, mode="create", use_multipart=False)
-            except lib.exceptions.AlreadyExistsError as error:
-                return Failure.of(error).status or 412
-            return None
-
-        return self._send("write", key, put, once=True)
+        """Put if absent: None, or the status of the answer that something is there."""
+        path = self._path(key)
+        met: deque[Failure] = deque()
+        status = self._send(
+            "write", key, lambda requests: requests.create(path, view), once=True, met=met
+        )
+        if status is not None and any(not each.refused for each in met):
+            raise OutcomeUnknownError(
+                f"cannot write {self._where(key)}: the server first answered {met[0].status}, and "
+                "then that an object is there, perhaps this one. Whether it was written is not "
+                "known: look"
+            )
+        return status
 
     def _send(
         self,
         action: str,
         key: str,
-        call: Callable[[ModuleType, object], T],
+        call: Callable[[Requests], T],
         *,
         quick: bool = True,
         once: bool = False,
+        met: deque[Failure] | None = None,
     ) -> T:
-        """Run one request and turn its failure into our errors.
+        """Run one request, again where that can help, and turn its failure into our errors.
 
         Credentials from the environment or a profile may have been renewed since they were read:
         if the server refuses them and others are found, the request is sent with those, once.
+        `once` sends again only what the server has answered and not begun; `met` gets those
+        answers.
         """
         renewed = False
+        waits = _Waits()
         while True:
             clients = self._clients()
             first = quick and not self._answered
-            store = clients.once if once else clients.first if first else clients.patient
+            requests = clients.once if once else clients.first if first else clients.patient
             try:
-                result = call(clients.engine, store)
-            except (clients.engine.exceptions.BaseError, FileNotFoundError) as error:
-                failure = Failure.of(error)
-                absent = isinstance(error, FileNotFoundError)
+                result = call(requests)
+            except requests.errors as error:
+                failure = requests.failure(error)
+                absent = isinstance(error, FileNotFoundError) or failure.missing_object
             else:
                 self._answered = True
                 return result
@@ -285,10 +286,16 @@ class S3Storage:
             if failure.stale_credentials and not renewed and self._renew(clients):
                 renewed = True
                 continue
+            again = failure.idle if once else failure.passing and not requests.resends
+            limit_s = RETRY_TIMEOUT_S if self._answered else FIRST_RETRY_TIMEOUT_S
+            if again and waits.wait(limit_s):
+                if met is not None:
+                    met.append(failure)
+                continue
             refusal = failure.refusal(
                 action, self._where(key), self._bucket, clients.endpoint, clients.secrets
             )
-            if once and not failure.certain:
+            if once and not (failure.certain and all(each.certain for each in met or ())):
                 raise OutcomeUnknownError(f"{refusal}. Whether it was written is not known: look")
             raise refusal
 
@@ -309,56 +316,57 @@ class S3Storage:
 
     def _connect(self) -> _Clients:
         found = self._options.resolve()
-        lib = engine()
-
-        def client(retries: int, limit_s: float, timeout_s: float, wait_s: float) -> object:
-            return _client(lib, self._bucket, found, retries, limit_s, timeout_s, wait_s)
-
+        make = _s3fs_clients if self._options.engine == "s3fs" else _obstore_clients
+        patient, first, once = make(self._bucket, found)
         return _Clients(
-            lib,
             found.endpoint or f"AWS S3 in {found.region}",
             found.provider() if found.provider else None,
-            patient=client(12, RETRY_TIMEOUT_S, 300.0, 15.0),
-            first=client(12, FIRST_RETRY_TIMEOUT_S, 15.0, 4.0),
-            once=client(0, 0.0, 60.0, 1.0),
+            patient,
+            first,
+            once,
         )
 
 
-def _client(
-    lib: ModuleType,
-    bucket: str,
-    found: Resolved,
-    retries: int,
-    limit_s: float,
-    timeout_s: float,
-    wait_s: float,
-) -> object:
-    # All that obstore would otherwise take from the environment by rules of its own is given.
-    own = found.endpoint is not None
-    config: dict[str, object] = {
-        "region": found.region,
-        "virtual_hosted_style_request": not own and "." not in bucket,
-        "skip_signature": found.provider is None,
-        "conditional_put": "etag",
-    }
-    if own:
-        config |= {"endpoint": found.endpoint, "aws_endpoint_url_s3": found.endpoint}
-    return lib._store.S3Store(
-        bucket,
-        config=config,
-        client_options={
-            "allow_http": own and str(found.endpoint).startswith("http://"),
-            "connect_timeout": timedelta(seconds=5),
-            "timeout": timedelta(seconds=timeout_s),
-        },
-        retry_config={
-            "max_retries": retries,
-            "retry_timeout": timedelta(seconds=limit_s),
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=100),
-                "max_backoff": timedelta(seconds=wait_s),
-                "base": 2,
-            },
-        },
-        credential_provider=found.provider,
+class _Waits:
+    """Growing waits between the tries of one request, as obstore does it."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._tries = 0
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait before the next try; False, at once, where tries or time are used up."""
+        wait_s = min(FIRST_WAIT_S * 2**self._tries, LONGEST_WAIT_S) * random.uniform(0.75, 1.0)
+        if self._tries >= RETRIES or time.monotonic() - self._began + wait_s > limit_s:
+            return False
+        self._tries += 1
+        time.sleep(wait_s)
+        return True
+
+
+def _obstore_clients(bucket: str, found: Resolved) -> tuple[Requests, Requests, Requests]:
+    from ucpstore.storage.s3_obstore import ObstoreRequests
+
+    def make(retries: int, limit_s: float, timeout_s: float, longest_s: float) -> Requests:
+        return ObstoreRequests(
+            bucket,
+            found,
+            retries=retries,
+            limit_s=limit_s,
+            timeout_s=timeout_s,
+            wait_s=FIRST_WAIT_S,
+            longest_wait_s=longest_s,
+        )
+
+    return (
+        make(RETRIES, RETRY_TIMEOUT_S, 300.0, LONGEST_WAIT_S),
+        make(RETRIES, FIRST_RETRY_TIMEOUT_S, 15.0, 4.0),
+        make(0, 0.0, 60.0, 1.0),
     )
+
+
+def _s3fs_clients(bucket: str, found: Resolved) -> tuple[Requests, Requests, Requests]:
+    from ucpstore.storage.s3_s3fs import S3fsRequests
+
+    patient = S3fsRequests(bucket, found, timeout_s=60.0)
+    return patient, S3fsRequests(bucket, found, timeout_s=15.0), patient

@@ -20,6 +20,16 @@ _REGION_CODES = (
 )
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired")
 _KEY_CODES = ("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "AuthFailure")
+_BUSY_CODES = (
+    "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
+    "ServiceUnavailable",
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+)
 _QUOTA_CODES = ("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioDiskFull")
 
 
@@ -54,7 +64,32 @@ class Failure:
     @property
     def certain(self) -> bool:
         """Whether the request surely had no effect: refused, or never sent."""
-        return (self.status is not None and 300 <= self.status < 500) or self.not_sent
+        answered = self.status is not None and 300 <= self.status < 500
+        return answered or self.refused or self.not_sent
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server answered that it was too busy to begin."""
+        return self.status == 429 or (self.status == 503 and self.code in _BUSY_CODES)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way any more: S3 itself answered and has ended the request.
+
+        502 and 504 come from what stands in between, behind which it may still run.
+        """
+        return self.refused or self.status in (500, 503)
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may succeed later."""
+        if self.status is None:
+            return "kind: " in self.text and "certificate" not in self.text
+        return self.status == 429 or self.status >= 500
+
+    @property
+    def missing_object(self) -> bool:
+        return self.status == 404
 
     @property
     def not_sent(self) -> bool:

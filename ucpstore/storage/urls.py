@@ -1,4 +1,4 @@
-"""From what the user writes to a storage: paths, `file://`, `s3://` and `memory://`."""
+"""From what the user writes to a storage: paths, `file://`, `s3://`, and all that fsspec knows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ucpstore.storage.local import LocalStorage
 if TYPE_CHECKING:
     from ucpstore.storage.base import Storage
 
-SCHEMES = ("file", "memory", "s3")
-_KNOWN = "a path, file:///path, s3://bucket/prefix or memory://name"
+_KNOWN = "a path, file:///path, s3://bucket/prefix, memory://name, or another URL of fsspec's"
 # What pathlib or os.path makes of a URL: one slash, or the scheme as a folder of its own.
 _FLATTENED = re.compile(
     r"(?:^(?=s3:)|^(?=[^/]*:/)|/(?=[^/]*:(?:/|$)))(s3|gs|gcs|az|abfss?|https?|memory|hdfs):",
@@ -30,8 +29,8 @@ def open_storage(
     """The storage that `url` names. Nothing is read, written or connected to yet.
 
     A relative path is taken from the current folder, now; `~` is expanded; a trailing slash means
-    nothing. `storage_options` are those of S3 (docs/storage.md); other places have none. Raises
-    StateError for a URL or an option that is not understood.
+    nothing. `storage_options` are those of S3, or of fsspec's file system (docs/storage.md); local
+    folders and memory have none. Raises StateError for a URL or an option that is not understood.
     """
     text = os.fsdecode(url)
     if storage_options is not None and not isinstance(storage_options, Mapping):
@@ -40,12 +39,14 @@ def open_storage(
             "pass {'endpoint_url': ...} or the like"
         )
     options = dict(storage_options or {})
+    if "::" in text and _is_chained(text):
+        return _fsspec(text, options)
     scheme, separator, rest = text.partition("://")
     if not separator or text.startswith(("/", ".", "~")):
         _no_options(text, options)
         return LocalStorage(_local_path(text))
     scheme = scheme.lower()
-    if scheme == "s3":
+    if scheme in ("s3", "s3a"):
         from ucpstore.storage.objects import S3Storage
 
         return S3Storage.from_url(text, options)
@@ -53,11 +54,26 @@ def open_storage(
         _no_options(text, options)
         return LocalStorage(_local_path(_file_path(text)))
     if scheme == "memory":
-        from ucpstore.storage.memory import MemoryStorage
-
         _no_options(text, options)
-        return MemoryStorage.named(rest.strip("/"))
-    raise StateError(f"{text!r}: scheme {scheme!r} is not known; give {_KNOWN}")
+    return _fsspec(f"{scheme}://{_normal(rest)}", options)
+
+
+def _is_chained(text: str) -> bool:
+    from ucpstore.storage import fsspec_places
+
+    return fsspec_places.is_chained(text)
+
+
+def _fsspec(url: str, options: Mapping[str, object]) -> Storage:
+    from ucpstore.storage.fsspec_storage import FsspecStorage
+
+    return FsspecStorage.from_url(url, options)
+
+
+def _normal(rest: str) -> str:
+    """Without empty segments, but for the slash that a local path begins with."""
+    begin = "/" if rest.startswith("/") else ""
+    return begin + "/".join(each for each in rest.split("/") if each)
 
 
 def _local_path(text: str) -> str:
