@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a script. Processes of tests that are interrupted inherit this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest.register_assert_rewrite("services.storage_suite")
 
 from services.seaweed import S3Service, Seaweed, external_service  # noqa: E402  # found there

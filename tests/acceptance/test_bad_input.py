@@ -298,8 +298,8 @@ def test_environment_variables(
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("gs://bucket/run", ("scheme 'gs' is not known", "s3://bucket/prefix")),
-        ("http://host/run", ("scheme 'http' is not known", "s3://bucket/prefix")),
+        ("gsx://bucket/run", ("scheme 'gsx' is not known", "s3://bucket/prefix")),
+        ("gs://bucket/run", ("'gs://bucket/run'", "needs a package that is missing", "gcsfs")),
         ("s3:/bucket/run", ("lost a slash", "pathlib", "'s3://bucket/run'")),
         (Path("s3://bucket/run"), ("lost a slash", "pathlib", "'s3://bucket/run'")),
         ("s3://", ("is not of the form s3://bucket/prefix",)),

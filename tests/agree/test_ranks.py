@@ -135,11 +135,13 @@ def call_in_some(members: list[int]) -> tuple[bytes, list[int]]:
 
 
 def test_a_call_in_two_of_three_ranks(ranks: Ranks) -> None:
-    assert ranks.run(3, call_in_some, [2, 0]) == [
-        (b"<0><1>", [9]),
-        (b"", [9]),
-        (b"<0><1>", [9]),
-    ]
+    # torch counts groups made by some ranks on those alone, and names later ones by that count.
+    with ranks.fresh(3) as pool:
+        assert pool.run(call_in_some, [2, 0]) == [
+            (b"<0><1>", [9]),
+            (b"", [9]),
+            (b"<0><1>", [9]),
+        ]
 
 
 def calls_beside_collectives(count: int) -> tuple[int, bytes]:

@@ -241,7 +241,7 @@ def test_no_store_and_no_step(made: Path, tmp_path: Path) -> None:
         (["list", "x"], "No such command 'list'"),
         (["show", "x", "first"], "Invalid value for '[STEP]'"),
         (["show", "x", "--", "-1"], "step must be from 0 to"),
-        (["ls", "gs://bucket"], "'gs://bucket': scheme 'gs' is not known"),
+        (["ls", "gsx://bucket"], "'gsx://bucket': scheme 'gsx' is not known"),
         (["ls", "s3:/bucket"], "'s3:/bucket' looks like a URL that lost a slash"),
         (["ls", "x", "--endpoint-url", "http://h"], "'x' takes no storage options"),
         (["ls", "s3://b/p", "--storage-option", "keyy=1"], "unknown storage option 'keyy'"),
