@@ -1,0 +1,78 @@
+"""Compare ucpstore with DCP and a bare loop, side by side in one run, interleaved.
+
+    python -m benchmarks.compare local            # 4 ranks, 1 GiB, below build/compare
+    python -m benchmarks.compare s3               # 4 ranks, 256 MiB, on a SeaweedFS that it starts
+    python -m benchmarks.compare page             # docs/performance.md and its plots, from both
+                                                  # (needs matplotlib)
+
+In every round each system saves into a fresh place, then loads it in the same arrangement,
+resharded from rows to columns, the weights alone, and one slice; on local disk the loads are
+repeated after the page cache was dropped (as root). The order of the systems changes from round to
+round, the first round is not counted, and what was loaded is compared. Raw times go to
+benchmarks/results/. `UCPSTORE_TEST_S3_ENDPOINT` names another S3 server, whose bucket is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch.multiprocessing as mp
+
+from benchmarks.compare.ranks import rank_main
+from benchmarks.compare.report import write_page
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("local", "s3", "page"))
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds")
+    parser.add_argument("--mib", type=int, help="size of the state of all ranks together")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--folder", default="build/compare", help="where local rounds write")
+    parser.add_argument("--out", default=str(RESULTS), help="where raw times go")
+    arguments = parser.parse_args()
+    if arguments.what == "page":
+        write_page(Path(arguments.out))
+        return
+    arguments.mib = arguments.mib or (1024 if arguments.what == "local" else 256)
+    with contextlib.ExitStack() as stack:
+        if arguments.what == "s3":
+            arguments.url = stack.enter_context(s3_bucket())
+        else:
+            arguments.url = str(Path(arguments.folder).resolve())
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        mp.start_processes(
+            rank_main, (port, arguments), nprocs=arguments.ranks, start_method="spawn"
+        )
+
+
+@contextlib.contextmanager
+def s3_bucket() -> Iterator[str]:
+    """The URL of a new bucket; credentials and endpoint are put into the environment."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from services.seaweed import Seaweed, external_service
+
+    server = Seaweed()
+    external = external_service()
+    service = external or server.start()
+    try:
+        os.environ.update(service.environment("admin"))
+        yield f"s3://{service.create_bucket()}"
+    finally:
+        if external is None:
+            server.stop()
+
+
+if __name__ == "__main__":
+    main()

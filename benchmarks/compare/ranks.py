@@ -1,0 +1,116 @@
+"""What every rank of a comparison runs: all systems, in every round, in turn."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import ucpstore
+from benchmarks.compare.report import table
+from benchmarks.compare.state import build, check, first_rows, local_bytes
+from benchmarks.compare.systems import System, all_systems, timed
+from ucpstore.options import MIB
+
+Row = dict[str, object]
+
+
+def rank_main(rank: int, port: int, arguments: argparse.Namespace) -> None:
+    """What every rank runs; rank 0 writes the rounds down."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks
+    )
+    mesh = init_device_mesh("cpu", (arguments.ranks,))
+    rows: list[Row] = []
+    for number in range(-1, arguments.rounds):
+        order = all_systems(arguments.url)
+        turn = number % len(order)
+        for system in order[turn:] + order[:turn]:
+            place = f"{arguments.url}/{number}-{order.index(system)}"
+            for action, seconds, size in measure(system, place, arguments.mib * MIB, mesh):
+                whole = torch.tensor([float(size)], dtype=torch.float64)
+                dist.all_reduce(whole)
+                row: Row = {"round": number, "system": system.name, "action": action}
+                rows.append({**row, "seconds": round(seconds, 4), "bytes": int(whole)})
+                if rank == 0:
+                    print(f"{number:3} {system.name:18} {action:24} {seconds:8.3f} s", flush=True)
+            dist.barrier()
+            if rank == 0 and arguments.what == "local":
+                shutil.rmtree(place)
+            dist.barrier()
+    if rank == 0:
+        counted = [row for row in rows if int(str(row["round"])) >= 0]
+        store_rows(arguments, counted)
+        print(table(counted))
+    dist.destroy_process_group()
+
+
+def measure(
+    system: System, place: str, total: int, mesh: DeviceMesh
+) -> Iterator[tuple[str, float, int]]:
+    """Save once and load in every way: (action, seconds of the slowest rank, own bytes)."""
+    source = build(total, mesh, columns=False, fill=True)
+    yield "save", timed(lambda: system.save(place, source)), local_bytes(source)
+    local = not place.startswith("s3://")
+    for cold in (False, True) if local else (False,):
+        for action, columns, items in (
+            ("load", False, tuple(source)),
+            ("load, rows to columns", True, tuple(source)),
+            ("weights only", False, ("model",)),
+        ):
+            if columns and not system.reshards:
+                continue
+            whole = build(total, mesh, columns=columns, fill=False)
+            target = {item: whole[item] for item in items}
+            if cold:
+                drop_cache()
+            seconds = timed(lambda target=target: system.load(place, target))
+            check(target, total, mesh, columns=columns)
+            yield f"{action}, cold" if cold else action, seconds, local_bytes(target)
+            del whole, target
+            gc.collect()
+    if system.reshards:
+        # One rank reads 64 rows of one weight, as a person who looks into a checkpoint does.
+        found: list[torch.Tensor] = []
+        alone = dist.get_rank() == 0
+        seconds = timed(lambda: found.append(system.read_slice(place)) if alone else None)
+        if alone and not torch.equal(found[0], first_rows(source)):
+            raise AssertionError(f"{system.name}: the slice differs")
+        yield "one slice", seconds, found[0].nbytes if alone else 0
+
+
+def drop_cache() -> None:
+    """Empty the page cache, so that the next read comes from the disk."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    dist.barrier()
+
+
+def store_rows(arguments: argparse.Namespace, rows: list[Row]) -> None:
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "what": arguments.what,
+        "ranks": arguments.ranks,
+        "mib": arguments.mib,
+        "rounds": arguments.rounds,
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "ucpstore": ucpstore.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    head = json.dumps(facts)[:-1]
+    (folder / f"{arguments.what}.json").write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
