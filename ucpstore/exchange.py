@@ -40,32 +40,31 @@ class Exchanger(Protocol):
         """Send `sends[r]` to each rank r and fill `receives[r]` with what it sent here.
 
         One-dimensional, contiguous arrays of bytes; both ends know the size. All ranks call it
-        the same number of times; a rank without messages may leave a call out. Empty arrays are
-        not sent. Buffers are the caller's again on return. Raises `RankMissingError`, naming the
-        peers, where a message does not go through in time; the exchange is unusable then.
+        the same number of times. Empty arrays are not sent. Buffers are the caller's again on
+        return. Raises `RankMissingError`, naming the peers, where one does not come in time, falls
+        silent, or a message does not go through, and `GivenUpError` where a rank has failed; the
+        exchange is unusable then. To be called in a round.
         """
 
 
-def exchanger_of(call: Call, timeout_s: float) -> Exchanger:
+def exchanger_of(call: Call, timeout_s: float, *, transfer_s: float | None = None) -> Exchanger:
     """The exchange of the group behind `call`, made anew where there is none that all ranks have.
 
     After the call's first round, every rank of the group must ask for it in the same calls. It is
-    kept for later calls and dropped when a call fails. `timeout_s` bounds each exchange, and how
-    long making one waits for the others.
+    kept for later calls and dropped when a call fails. `timeout_s` is how much later than this
+    rank another may come to an exchange. `transfer_s`, the same where None, bounds how long making
+    connections takes, and moving the messages once all are there.
     """
+    transfer_s = timeout_s if transfer_s is None else transfer_s
     group = call.group
-    known = group.exchanger
-    connection = known[1] if known is not None else None
+    connection = call.exchanger
     if isinstance(group.store, C10dStore) and group.size > 1:
         if not isinstance(connection, _Connection):
-            connection = _Connection(call, group.store, timeout_s)
-            group.exchanger = (call.id, connection)
-        return _Gloo(connection, call, timeout_s)
-    mailboxes = connection
-    if not isinstance(mailboxes, _Mailboxes):
-        mailboxes = _mailboxes_of(group.store)
-        group.exchanger = (call.id, mailboxes)
-    return _Local(mailboxes, call, timeout_s)
+            call.exchanger = connection = _Connection(call, group.store, transfer_s)
+        return _Gloo(connection, call, timeout_s, transfer_s)
+    if not isinstance(connection, _Mailboxes):
+        call.exchanger = connection = _mailboxes_of(group.store)
+    return _Local(connection, call, timeout_s, transfer_s)
 
 
 class _Connection:
@@ -112,10 +111,13 @@ def _forget_last(call: Call, store: C10dStore) -> None:
 
 
 class _Gloo:
-    def __init__(self, connection: _Connection, call: Call, timeout_s: float) -> None:
+    def __init__(
+        self, connection: _Connection, call: Call, timeout_s: float, transfer_s: float
+    ) -> None:
         self._connection = connection
-        self._kind = call.kind
+        self._call = call
         self._timeout_s = timeout_s
+        self._transfer_s = transfer_s
         # So that calls of several threads do not get each other's messages.
         self._tag = int(call.id[:7], 16)
 
@@ -125,6 +127,9 @@ class _Gloo:
         gloo = self._connection.gloo
         if gloo is None:
             raise AgreementError("the exchange failed before; begin another call")
+        # Gloo knows nothing of hearts, and a time limit that passes in it kills the group. All have
+        # to be there, not the peers alone: one of these may be waiting for another.
+        self._call.meet("the exchange", self._timeout_s)
         works: list[tuple[int, Work]] = []
         failed: dict[int, RuntimeError] = {}
         # Receives first, so that no message has to wait in a socket for its buffer.
@@ -138,7 +143,7 @@ class _Gloo:
                     works.append((peer, post([torch.from_numpy(buffer)], peer, self._tag)))
                 except RuntimeError as error:
                     failed.setdefault(peer, error)
-        deadline = time.monotonic() + (_LATER_S if failed else self._timeout_s)
+        deadline = time.monotonic() + (_LATER_S if failed else self._transfer_s)
         for peer, work in works:
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
@@ -150,7 +155,7 @@ class _Gloo:
         if failed:
             # A time limit kills a gloo group.
             self._connection.gloo = None
-            raise _missing(self._kind, failed, self._timeout_s)
+            raise _missing(self._call.kind, failed, self._transfer_s)
 
 
 class _Mailboxes:
@@ -176,30 +181,36 @@ def _mailboxes_of(store: KeyValue) -> _Mailboxes:
 
 
 class _Local:
-    def __init__(self, mailboxes: _Mailboxes, call: Call, timeout_s: float) -> None:
+    def __init__(
+        self, mailboxes: _Mailboxes, call: Call, timeout_s: float, transfer_s: float
+    ) -> None:
         self._mailboxes = mailboxes
-        self._name, self._rank, self._kind = call.id, call.rank, call.kind
+        self._call = call
         self._timeout_s = timeout_s
+        self._transfer_s = transfer_s
 
     def exchange(self, sends: Mapping[int, Bytes], receives: Mapping[int, Bytes]) -> None:
         for peer, buffer in sends.items():
             if buffer.size:
-                self._mailboxes.between(self._name, self._rank, peer).put(buffer.copy())
-        deadline = time.monotonic() + self._timeout_s
+                self._queue(self._call.rank, peer).put(buffer.copy())
+        self._call.meet("the exchange", self._timeout_s)
+        deadline = time.monotonic() + self._transfer_s
         for peer, buffer in receives.items():
             if not buffer.size:
                 continue
             try:
-                sent = self._mailboxes.between(self._name, peer, self._rank).get(
-                    timeout=max(deadline - time.monotonic(), 0)
-                )
+                left_s = max(deadline - time.monotonic(), 0)
+                sent = self._queue(peer, self._call.rank).get(timeout=left_s)
             except queue.Empty as error:
-                raise _missing(self._kind, {peer: error}, self._timeout_s) from None
+                raise _missing(self._call.kind, {peer: error}, self._transfer_s) from None
             if sent.size != buffer.size:
                 raise AgreementError(
                     f"{ranks_text([peer])} sent {sent.size} bytes, but {buffer.size} were expected"
                 )
             buffer[:] = sent
+
+    def _queue(self, source: int, target: int) -> queue.SimpleQueue[Bytes]:
+        return self._mailboxes.between(self._call.id, source, target)
 
 
 def _missing(kind: str, failed: Mapping[int, BaseException], timeout_s: float) -> RankMissingError:

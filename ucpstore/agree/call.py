@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ucpstore.agree import follow, lead
+from ucpstore.agree.heart import Watch
 from ucpstore.agree.keyvalue import StoreGoneError
 from ucpstore.agree.message import Failure
-from ucpstore.agree.place import Place
+from ucpstore.agree.place import Pace, Place
+from ucpstore.agree.text import ranks_text
 from ucpstore.errors import AgreementError, RankMissingError, UcpstoreError
 from ucpstore.options import Options
 
 if TYPE_CHECKING:
     from ucpstore.agree.group import Group
+
+
+class GivenUpError(AgreementError):
+    """What a rank was doing with others in a round was given up, since one of them failed.
+
+    Whoever raises it from `produce` does not count as failed: the round has its cause elsewhere.
+    """
 
 
 class Call:
@@ -96,6 +106,7 @@ class Call:
             raise (RankMissingError(text) if self.rank == 0 else place.lost(text)) from error
         except BaseException:
             place.over = True
+            self._drop_exchanger()
             raise
         place.round += 1
         return outcome
@@ -114,6 +125,8 @@ class Call:
         payload = b""
         try:
             payload = produce()
+        except GivenUpError:
+            pass  # the round fails with what the other rank met
         except Exception as error:
             own = error
         except BaseException as error:
@@ -125,9 +138,8 @@ class Call:
             outcome, own = lead.decide_round(place, answer, own, decide, timeout_s)
         else:
             outcome = follow.follow_round(place, answer)
-        exchanger = self.group.exchanger
-        if exchanger is not None and (outcome.failure or exchanger[0] != outcome.exchanger):
-            self.group.exchanger = None
+        if place.exchanger and (outcome.failure or place.exchanger[0] != outcome.exchanger):
+            self._drop_exchanger()
         if outcome.failure is None:
             return outcome.payload
         agreed = outcome.failure.error()
@@ -137,6 +149,52 @@ class Call:
             raise agreed from own
         own.add_note(f"met on rank {self.rank}; every rank of the {self.kind} raises it")
         raise own
+
+    @property
+    def exchanger(self) -> object:
+        """The exchange that all ranks have in this call, None before there is one.
+
+        Kept for the next calls of the group, until a call that uses it fails. The call holds on to
+        it, since calls of other threads may replace that of the group meanwhile.
+        """
+        return self._place.exchanger[1] if self._place.exchanger else None
+
+    @exchanger.setter
+    def exchanger(self, made: object) -> None:
+        self._place.exchanger = self.group.exchanger = (self.id, made)
+
+    def _drop_exchanger(self) -> None:
+        if self.group.exchanger is self._place.exchanger:
+            self.group.exchanger = None
+        self._place.exchanger = None
+
+    def meet(self, what: str, timeout_s: float) -> None:
+        """Wait until all ranks have come here as often as this one, for what they then do together.
+
+        For use in `produce` of a round, by all ranks alike. A rank that is late but alive is waited
+        for. Raises `RankMissingError`, which names `what` and the ranks, where some stop answering
+        or do not come in time, and `GivenUpError` where a rank has failed.
+        """
+        place = self._place
+        if self.size == 1:
+            return
+        place.come()
+        deadline = time.monotonic() + timeout_s
+        pace = Pace(place.store.pause)
+        watch = Watch(place.store, place.options.silence_timeout_s)
+        while not place.complete():
+            if place.answered()[0] or place.store.get(place.key("o")) is not None:
+                raise GivenUpError(f"{what} of {self.kind} was given up: another rank failed")
+            late = time.monotonic() >= deadline
+            if late or watch.due():
+                beats = {place.beat_key(rank): rank for rank in place.absent()}
+                missed = f"{ranks_text(beats.values())} did not take part in {what} of {self.kind}"
+                silent = [beats[key] for key in watch.silent(beats)]
+                if silent:
+                    raise RankMissingError(f"{missed}: {place.silent_text(silent)}")
+                if late and beats:
+                    raise RankMissingError(f"{missed} within {timeout_s:g} s, or died")
+            pace.pause()
 
     def close(self, error: BaseException | None = None) -> None:
         """End the call. `error` is what ended it early on this rank; the others will raise it.
@@ -157,6 +215,8 @@ class Call:
                 lead.await_readers(place, place.round - 1, self.size)
         if place.id:
             self.group.heart.stop(place.beat_key(self.rank))
+        with contextlib.suppress(StoreGoneError):
+            place.forget_meetings()
 
     def _leave(self, name: str, error: BaseException) -> None:
         """Tell the others that this rank fails in the present round, and do not wait for them."""

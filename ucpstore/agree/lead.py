@@ -15,7 +15,7 @@ from ucpstore.agree import message
 from ucpstore.agree.heart import Watch
 from ucpstore.agree.keyvalue import StoreGoneError
 from ucpstore.agree.message import Failure, Message
-from ucpstore.agree.place import CURRENT, FAILED, Pace, Place
+from ucpstore.agree.place import CURRENT, Pace, Place
 from ucpstore.agree.text import ranks_text
 from ucpstore.errors import AgreementError, StateError
 
@@ -117,15 +117,14 @@ class _Collected:
 
 
 def _collect(place: Place, answer: Message, timeout_s: float) -> _Collected:
-    store, others, count_key = place.store, range(1, place.size), place.key("n")
+    store, others = place.store, range(1, place.size)
     pace = Pace(store.pause)
     watch = Watch(store, place.options.silence_timeout_s)
     deadline = time.monotonic() + timeout_s
     failing = False
     silent: tuple[int, ...] = ()
     while True:
-        value = store.get(count_key)
-        failed, count = divmod(int(value) if value else 0, FAILED)
+        failed, count = place.answered()
         now = time.monotonic()
         if (failed or answer.failure is not None) and not failing:
             # The others get a moment, since theirs may be the first cause.

@@ -7,7 +7,8 @@ is overtaken by the next: who answered under it joins the newer one.
 
 Keys of round k of call `id`: `id/k/a<rank>` an answer, `id/k/n` the number of answers (failed ones
 add `FAILED` too), `id/k/o` the outcome, `id/k/r` the number of ranks that have read it. A rank
-deletes its own answer, the last reader the rest. `id/b<rank>` are heartbeats.
+deletes its own answer, the last reader the rest. `id/b<rank>` are heartbeats, and `id/m<rank>`
+counts how often a rank has come to meet the others within rounds, `id/m` how often all have.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ class Place:
         self.id = ""
         self.round = 0
         self.over = False
+        self.exchanger = group.exchanger
+        """The exchange that this call uses and its name, once all ranks are known to have it."""
         self.commits = True
         """What `Call.round` was told about the present round."""
+        self.meetings = 0
+        """How often this rank has come to meet others, over all rounds."""
         self._counted = ""
 
     @property
@@ -61,6 +66,30 @@ class Place:
         """The key of a rank's heartbeat."""
         return f"{self.id}/b{rank}"
 
+    def come(self) -> None:
+        """Come to a meeting of all ranks."""
+        self.meetings += 1
+        self.store.add(f"{self.id}/m{self.rank}", 1)
+        self.store.add(f"{self.id}/m", 1)
+
+    def complete(self) -> bool:
+        """Whether all ranks have come to the meeting that this rank is at."""
+        return self._came("") >= self.size * self.meetings
+
+    def absent(self) -> list[int]:
+        """The ranks that have not come to it."""
+        return [rank for rank in range(self.size) if self._came(rank) < self.meetings]
+
+    def forget_meetings(self) -> None:
+        """Remove what this rank left for the meetings of this call, at its end."""
+        if self.meetings:
+            self.store.delete([f"{self.id}/m{self.rank}"])
+            if self.rank == 0:
+                self.store.delete([f"{self.id}/m"])
+
+    def _came(self, who: int | str) -> int:
+        return int(self.store.get(f"{self.id}/m{who}") or 0)
+
     def attend(self, call_id: str) -> None:
         """Take part in a call from now on."""
         self.id = call_id
@@ -70,8 +99,8 @@ class Place:
 
     def message(self, round_name: str, payload: bytes, failure: Failure | None) -> Message:
         """What this rank has to say in a round."""
-        exchanger = self.group.exchanger
-        return Message(self.kind, round_name, payload, exchanger[0] if exchanger else "", failure)
+        name = self.exchanger[0] if self.exchanger else ""
+        return Message(self.kind, round_name, payload, name, failure)
 
     def answer(self, answer: Message) -> None:
         """Give this rank's answer, or replace it by a failure."""
@@ -80,6 +109,11 @@ class Place:
         counted = self._counted == self.key("n")
         self._counted = self.key("n")
         self.store.add(self._counted, (not counted) + (FAILED if answer.failure else 0))
+
+    def answered(self) -> tuple[int, int]:
+        """How many of the other ranks have failed in the present round, and how many answered."""
+        value = self.store.get(self.key("n"))
+        return divmod(int(value) if value else 0, FAILED)
 
     def read(self) -> None:
         """Count this rank as a reader of the outcome; the last one removes the round."""
@@ -95,7 +129,9 @@ class Place:
                 message.remove(self.store, f"{start}a{rank}")
             message.remove(self.store, f"{start}o")
             self.store.delete([f"{start}n", f"{start}r"])
-        self.store.delete(f"{call_id}/b{rank}" for rank in range(self.size))
+        for kind in "bm":
+            self.store.delete(f"{call_id}/{kind}{rank}" for rank in range(self.size))
+        self.store.delete([f"{call_id}/m"])
 
     def lost(self, text: str) -> UcpstoreError:
         """The error for a rank that can no longer learn the outcome."""

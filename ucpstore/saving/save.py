@@ -298,7 +298,11 @@ class _Save:
             plan,
             part,
             local,
-            lambda: exchanger_of(self.call, self.options.silence_timeout_s),
+            lambda: exchanger_of(
+                self.call,
+                self.options.report_timeout_s,
+                transfer_s=self.options.silence_timeout_s,
+            ),
             self.options,
         )
         self.written += write_rows(
