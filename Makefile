@@ -13,7 +13,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 URL ?= build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint pytest format clean
+.PHONY: help demo test lint pytest matrix format clean
 
 help:
 	@echo "make demo    fine-tune a sentence encoder, resume it under three other arrangements"
@@ -21,6 +21,7 @@ help:
 	@echo "make test    lint and pytest, as CI runs them"
 	@echo "make lint    ruff, mypy, the import contracts"
 	@echo "make pytest  the tests alone (ARGS='tests/plan -k grid')"
+	@echo "make matrix  save under every arrangement, load under every one: all 64 cells"
 	@echo "make format  let ruff rewrite the files"
 	@echo "make clean   remove $(VENV), build/ and the caches"
 
@@ -37,6 +38,9 @@ lint: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
+
+matrix: $(VENV)/.dev
+	$(BIN)/python tests/matrix/cells.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
