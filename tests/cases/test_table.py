@@ -15,6 +15,9 @@ CASES = [
     *(f"B{number:02}" for number in range(21, 27)),
     *(f"B{number:02}" for number in range(35, 38)),
     *(f"B{number:02}" for number in range(59, 62)),
+    "B80",
+    *(f"B{number:02}" for number in range(82, 84)),
+    *(f"B{number:02}" for number in range(85, 91)),
 ]
 OUTCOMES = ("Round trip", "Refusal", "Needs a GPU")
 

@@ -98,6 +98,8 @@ class Place:
             if (kept := getattr(link, "dircache", None)) is not None:
                 kept.use_listings_cache = False
             link = vars(link).get("fs")
+        if self._text.startswith("dir::"):
+            root = ""  # fsspec gives the folder both to the file system and as the path in it
         return fs, str(root).rstrip("/")
 
     def redact(self, text: str) -> str:
@@ -162,7 +164,9 @@ def _check_names(shown: str, cls: type, options: Mapping[str, object]) -> None:
         if "__init__" in vars(each):
             parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
             known |= {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
-            more = more or any(one.kind is one.VAR_KEYWORD for one in parameters)
+            more = any(one.kind is one.VAR_KEYWORD for one in parameters)
+            if not more:
+                break
     known -= {"self", "args"}
     for name in options:
         if name in known:

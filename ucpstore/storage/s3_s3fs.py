@@ -1,8 +1,8 @@
 """S3 requests through s3fs: its session and its event loop, but every key as it is.
 
 s3fs's file methods strip, split and glob paths and keep listings; here only the client that it
-makes is used, through `call_s3`, so that a key is a key and an answer is the server's. Neither s3fs
-nor botocore sends anything again by itself: that is decided in `ucpstore.storage.objects`.
+makes is used, so that a key is a key and an answer is the server's. Nothing below sends a request
+again by itself: that is decided in `ucpstore.storage.objects`.
 
 fsspec runs requests on a thread and an event loop of its own, so that callers may be in any thread
 and inside any running loop. A filesystem belongs to the process that made it.
@@ -10,6 +10,8 @@ and inside any running loop. A filesystem belongs to the process that made it.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -64,12 +66,12 @@ class S3fsRequests:
         return None
 
     def get(self, path: str) -> bytes:
-        return self._run(_get, Key=path)
+        return self._run(_get, Bucket=self._bucket, Key=path)
 
     def get_into(self, path: str, start: int, view: memoryview) -> int:
         end = start + len(view) - 1
         try:
-            data = self._run(_get, Key=path, Range=f"bytes={start}-{end}")
+            data = self._run(_get, Bucket=self._bucket, Key=path, Range=f"bytes={start}-{end}")
         except self.errors as error:
             if _failure(error).status != 416:
                 raise
@@ -113,14 +115,12 @@ class S3fsRequests:
         self._call("copy_object", Key=target, CopySource={"Bucket": self._bucket, "Key": source})
 
     def _call(self, method: str, **arguments: object) -> Mapping[str, object]:
-        answer = self._fs.call_s3(method, Bucket=self._bucket, **arguments)
-        return cast("Mapping[str, object]", answer)
+        return self._run(_send, method, Bucket=self._bucket, **arguments)
 
-    def _run(self, call: Callable[..., Coroutine[Any, Any, T]], **arguments: object) -> T:
+    def _run(self, call: Callable[..., Coroutine[Any, Any, T]], *which: str, **of: object) -> T:
         import fsspec.asyn  # type: ignore[import-untyped]  # it has no types
 
-        result = fsspec.asyn.sync(self._fs.loop, call, self._fs, Bucket=self._bucket, **arguments)
-        return cast("T", result)
+        return cast("T", fsspec.asyn.sync(self._fs.loop, call, self._fs, *which, **of))
 
 
 class _RefusedError(Exception):
@@ -131,9 +131,15 @@ class _RefusedError(Exception):
         self.code = code
 
 
+async def _send(fs: s3fs.S3FileSystem, name: str, **arguments: object) -> Mapping[str, object]:
+    method = getattr(await fs.set_session(), name)
+    answer = await method(**fs._get_s3_method_kwargs(method, **arguments))
+    return cast("Mapping[str, object]", answer)
+
+
 async def _get(fs: s3fs.S3FileSystem, **arguments: object) -> bytes:
-    answer = await fs._call_s3("get_object", **arguments)
-    async with answer["Body"] as body:
+    answer = await _send(fs, "get_object", **arguments)
+    async with cast("Any", answer["Body"]) as body:
         return cast("bytes", await body.read())
 
 
@@ -171,9 +177,17 @@ def _file_system(bucket: str, found: Resolved, timeout_s: float) -> s3fs.S3FileS
     }
     # Not shared with the user's own code, whose instance may have another loop, listings that it
     # keeps, or a token that has expired.
-    fs = s3fs.S3FileSystem(**given, use_listings_cache=False, skip_instance_cache=True)
-    fs.retries = 1  # tries, in truth
-    return fs
+    return s3fs.S3FileSystem(
+        **given, session=_session(os.getpid()), use_listings_cache=False, skip_instance_cache=True
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _session(pid: int) -> object:
+    """One for all clients of a process: it keeps the model of S3, which takes long to read."""
+    import aiobotocore.session  # type: ignore[import-untyped]
+
+    return aiobotocore.session.AioSession()
 
 
 def _once_session() -> type:
@@ -209,12 +223,9 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, _RefusedError):
         status = 403 if error.code == "AccessDenied" else 400
         return Failure(status, error.code, f"<Message>{error}</Message>")
-    answered = next(
-        (each for each in (error, error.__cause__) if hasattr(each, "response")), None
-    )  # s3fs raises errors of Python's own, with botocore's as the cause
-    if isinstance(answered, botocore.exceptions.ClientError):
-        said = answered.response.get("Error", {})
-        status = answered.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if isinstance(error, botocore.exceptions.ClientError):
+        said = error.response.get("Error", {})
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(said.get("Code", ""))
         if code.isdigit():  # an answer without a body, as to HEAD
             status, code = status or int(code), ""
