@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -167,16 +169,22 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def share_elements(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two views of one storage have a memory cell in common."""
-    base = min(left.data_ptr(), right.data_ptr())
-    marks = []
-    for view in (left, right):
-        size = view.element_size()
-        start = view.data_ptr() - base
-        last = sum((n - 1) * step for n, step in zip(view.shape, view.stride(), strict=True))
-        cells = torch.zeros(start + (last + 1) * size, dtype=torch.bool)
-        shape = (*view.shape, size)
-        cells.as_strided(shape, (*(step * size for step in view.stride()), 1), start).fill_(True)
-        marks.append(cells)
-    common = min(len(cells) for cells in marks)
-    return bool((marks[0][:common] & marks[1][:common]).any())
+    """Whether two views have a memory cell in common. Memory is not touched, nor much needed."""
+    return bool(np.shares_memory(_addresses(left), _addresses(right)))
+
+
+def _addresses(tensor: torch.Tensor) -> npt.NDArray[np.void]:
+    """An array at the addresses of a tensor of any device: to compare, not to read."""
+    return np.asarray(_Addresses(tensor))
+
+
+class _Addresses:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), True),
+        }
