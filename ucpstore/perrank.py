@@ -9,9 +9,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Axis = "DeviceMesh | tuple[str, int, int] | None"
-"""What tells the copies of a per-rank value apart: see `PerRank`."""
-
 
 class PerRank(Generic[T]):
     """Each rank stores its own `value` and gets its own back: random states, data loaders.

@@ -12,11 +12,9 @@ from ucpstore.format.documents import PLAIN, TOMBSTONE, canonical
 from ucpstore.format.step import (
     StepDocument,
     build_item,
-    build_node,
     build_step,
     groups_of,
     parse_item,
-    parse_node,
     parse_step,
 )
 
@@ -86,13 +84,6 @@ def test_too_many_arrays_are_refused_with_advice(monkeypatch):
 def test_an_array_above_others_is_refused():
     with pytest.raises(CorruptError, match="array a would lie above"):
         build_item({"a": ARRAY, "a/b": ARRAY})
-
-
-def test_node_documents_come_back():
-    node = {"tuple": [1, "x" * 10]}
-    assert parse_node(build_node(node), "k") == node
-    with pytest.raises(CorruptError, match="should be a node document"):
-        parse_node(PLAIN, "k")
 
 
 def test_an_item_of_something_else_is_refused():

@@ -83,16 +83,6 @@ def entries(module: nn.Module, where: str) -> tuple[Entry, ...]:
     return found
 
 
-def first_names(found: tuple[Entry, ...]) -> dict[str, str]:
-    """For each name of a tensor the first name of the same tensor."""
-    first: dict[int, str] = {}
-    return {
-        entry.name: first.setdefault(id(entry.tensor), entry.name)
-        for entry in found
-        if entry.tensor is not None
-    }
-
-
 def parameter_names(module: nn.Module, where: str) -> dict[nn.Parameter, str]:
     """The first name of every parameter."""
     names: dict[nn.Parameter, str] = {}

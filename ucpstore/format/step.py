@@ -1,4 +1,4 @@
-"""The documents inside a step's folder: its group with the tree, its items, its node documents."""
+"""The documents inside a step's folder: its group with the tree, and its items."""
 
 from __future__ import annotations
 
@@ -100,19 +100,6 @@ def groups_of(arrays: Iterable[str]) -> tuple[str, ...]:
             folders.add(path[:end])
             end = path.find("/", end + 1)
     return tuple(sorted(folders))
-
-
-def build_node(node: Json) -> bytes:
-    """The `zarr.json` of a part of the tree that is too large for the step group."""
-    return marked("node", node=node)
-
-
-def parse_node(raw: bytes, key: str) -> Json:
-    """The part of the tree that such a document holds."""
-    attributes = attributes_of(parse(raw, key), key, "node")
-    if "node" not in attributes:
-        raise FormatError(f"{key} holds no node; it was not written by ucpstore")
-    return attributes["node"]
 
 
 def _sorted(documents: ArrayDocuments) -> dict[str, Mapping[str, object]]:

@@ -237,12 +237,6 @@ def _value(seen: _Seen, key: str) -> str:
     return short(seen.group.values[key]) if key in seen.group.values else "no such key"
 
 
-def _is_by_rule(node: Node, path: str, state: str, name: str) -> bool:
-    if not isinstance(node, dict) or "array" not in node:
-        return False
-    return node["array"] == state_path(path, state, name)
-
-
 def _runs(positions: Sequence[int]) -> list[Node]:
     """Positions as runs `[first, count]` of following numbers, in the order given."""
     runs: list[list[int]] = []
