@@ -46,19 +46,22 @@ class S3Service:
 
         Skips the test where the server that the environment names has no such identity.
         """
-        if identity not in self.identities:
-            pytest.skip(f"the S3 server has no identity {identity!r}")
-        key, secret = self.identities[identity]
+        key, secret = self._keys(identity)
         return {"key": key, "secret": secret, "endpoint_url": endpoint or self.endpoint}
 
     def environment(self, identity: str = "admin") -> dict[str, str]:
         """The same as environment variables."""
-        key, secret = self.identities[identity]
+        key, secret = self._keys(identity)
         return {
             "AWS_ACCESS_KEY_ID": key,
             "AWS_SECRET_ACCESS_KEY": secret,
             "AWS_ENDPOINT_URL": self.endpoint,
         }
+
+    def _keys(self, identity: str) -> tuple[str, str]:
+        if identity not in self.identities:
+            pytest.skip(f"the S3 server has no identity {identity!r}")
+        return self.identities[identity]
 
     def create_bucket(self, name: str | None = None) -> str:
         """Make a bucket; its name is drawn where none is given."""
@@ -181,8 +184,13 @@ def external_service() -> S3Service | None:
     endpoint = os.environ.get("UCPSTORE_TEST_S3_ENDPOINT")
     if not endpoint:
         return None
-    key = os.environ.get("UCPSTORE_TEST_S3_KEY") or os.environ["AWS_ACCESS_KEY_ID"]
-    secret = os.environ.get("UCPSTORE_TEST_S3_SECRET") or os.environ["AWS_SECRET_ACCESS_KEY"]
+    key = os.environ.get("UCPSTORE_TEST_S3_KEY") or os.environ.get("AWS_ACCESS_KEY_ID")
+    secret = os.environ.get("UCPSTORE_TEST_S3_SECRET") or os.environ.get("AWS_SECRET_ACCESS_KEY")
+    if not key or not secret:
+        raise pytest.UsageError(
+            "with UCPSTORE_TEST_S3_ENDPOINT, set UCPSTORE_TEST_S3_KEY and _SECRET "
+            "too, to keys that may make buckets there"
+        )
     return S3Service(endpoint, {"admin": (key, secret)})
 
 

@@ -24,7 +24,7 @@ class SftpServer:
         self.folder = Path(tempfile.mkdtemp(prefix="ucpstore-sftp-"))
         self.password = secrets.token_hex(12)
         self._key = paramiko.ECDSAKey.generate()
-        self._transports: list[paramiko.Transport] = []
+        self.transports: list[paramiko.Transport] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
@@ -48,7 +48,7 @@ class SftpServer:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-        for each in self._transports:
+        for each in self.transports:
             each.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -64,7 +64,7 @@ class SftpServer:
                 "sftp", paramiko.SFTPServer, _Files, root=str(self.folder)
             )
             transport.start_server(server=_Door(self.password))
-            self._transports.append(transport)
+            self.transports.append(transport)
 
 
 class _Door(paramiko.ServerInterface):

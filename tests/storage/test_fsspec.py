@@ -101,14 +101,14 @@ def in_child(check: Callable[[], None]) -> int:
 def test_a_forked_child_has_a_file_system_of_its_own(tmp_path: Path) -> None:
     storage = open_fsspec(f"local://{tmp_path}/run")
     storage.put("a", b"parent")
-    assert storage._here is not None
-    mine = storage._here.fs
+    assert storage._calls.here is not None
+    mine = storage._calls.here.fs
 
     def check() -> None:
         assert storage.get("a") == b"parent"
         storage.put_if_absent("b", b"child")
-        assert storage._here is not None
-        assert storage._here.fs is not mine
+        assert storage._calls.here is not None
+        assert storage._calls.here.fs is not mine
 
     assert in_child(check) == 0
     assert storage.get("b") == b"child"
@@ -136,6 +136,18 @@ def test_a_forked_child_connects_again(sftp: SftpServer) -> None:
     assert in_child(check) == 0
     thread.join()
     assert storage.get("b") == b"child"
+    storage.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot create an object only where there is none")
+def test_a_broken_connection_is_made_again(sftp: SftpServer) -> None:
+    storage = open_fsspec(f"{sftp.url}/{secrets.token_hex(6)}", sftp.options)
+    storage.put("a", b"1")
+    for transport in sftp.transports:
+        transport.close()
+    with pytest.raises(StorageError, match="cannot read"):
+        storage.get("a")
+    assert storage.get("a") == b"1"
     storage.close()
 
 
@@ -253,6 +265,17 @@ def test_a_missing_bucket_is_refused_and_not_made(bare: str) -> None:
     for call in (storage.check_writable, lambda: storage.put("k", b"")):
         with pytest.raises(StorageError, match="does not exist: create it first"):
             call()
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_a_file_in_the_way(kind: str, tmp_path: Path) -> None:
+    url = new_memory() if kind == "memory" else f"local://{tmp_path}/run"
+    storage = open_fsspec(url)
+    storage.put("a", b"I am a file")
+    for write in (storage.put, storage.put_if_absent):
+        with pytest.raises(StorageError, match=r"cannot write .*a/b"):
+            write("a/b", b"")
+    assert keys(storage) == ["a"]
 
 
 def test_options_are_checked_against_what_the_file_system_knows(bare: str) -> None:

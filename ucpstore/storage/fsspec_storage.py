@@ -6,7 +6,7 @@ descriptor, and no listing is kept. What a place lacks, exclusive creation above
 trying before the first write, and said in a warning.
 
 Each process has a file system of its own, made on first use: those of a parent hold connections and
-threads that a forked child has not.
+threads that a forked child has not (`ucpstore.storage.fsspec_calls`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
-from ucpstore.errors import CorruptError, OutcomeUnknownError, StorageError
+from ucpstore.errors import CorruptError, StorageError
 from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
-from ucpstore.storage.files import REMEDIES
+from ucpstore.storage.fsspec_calls import ABSENT, Calls, Here
 from ucpstore.storage.fsspec_places import Place, open_place
 
 if TYPE_CHECKING:
@@ -35,37 +34,20 @@ if TYPE_CHECKING:
 _PROBE = ".tmp-writable"
 _TRIES = 8
 _THREADS = 8
-_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modify", "created")
-# Errors after which an object was surely not created.
-_CERTAIN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ECONNREFUSED}
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Here:
-    """This process's file system."""
-
-    pid: int
-    fs: fsspec.AbstractFileSystem
-    root: str
-    turn: AbstractContextManager[object]
-    """Held during a call, where calls must not overlap."""
-    folders: set[str] = field(default_factory=set)
-    """Those that are known to be there."""
 
 
 # One at a time in this process, where the place itself does not see to it. fsspec's memory looks
 # first and then puts.
 _creating = threading.Lock()
-_connecting = threading.Lock()
 
 
 def _unlock() -> None:
-    """In a forked child: another thread of the parent may hold them."""
-    global _creating, _connecting
-    _creating, _connecting = threading.Lock(), threading.Lock()
+    """In a forked child: another thread of the parent may hold it."""
+    global _creating
+    _creating = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_unlock)
@@ -76,7 +58,7 @@ class FsspecStorage:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._here: _Here | None = None
+        self._calls = Calls(place)
         self._checked = False
         self._exclusive: bool | None = None
         self._ignores_case: bool | None = None
@@ -106,7 +88,9 @@ class FsspecStorage:
     def put(self, key: str, data: Buffer) -> None:
         path, view = self._path(key), byte_view(data)
         self._refuse_chain(key)
-        self._call("write", key, lambda here: self._write(here, path, bytes(view), create=False))
+        self._calls.run(
+            "write", key, lambda here: self._write(here, path, bytes(view), create=False)
+        )
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         path, view = self._path(key), bytes(byte_view(data))
@@ -117,7 +101,7 @@ class FsspecStorage:
                 if not exclusive and self._exists(key):
                     raise self._present(key)
                 try:
-                    self._call(
+                    self._calls.run(
                         "create",
                         key,
                         lambda here: self._write(here, path, view, create=exclusive),
@@ -126,7 +110,7 @@ class FsspecStorage:
                 except FileExistsError:
                     if self._exists(key):
                         raise self._present(key) from None
-        raise self._refusal("write", key, NotADirectoryError(errno.ENOTDIR, "not a folder"))
+        raise self._calls.refusal("write", key, NotADirectoryError(errno.ENOTDIR, "not a folder"))
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
@@ -140,10 +124,10 @@ class FsspecStorage:
         path = self._path(key)
         end = start + len(view)
 
-        def read(here: _Here) -> bytes:
+        def read(here: Here) -> bytes:
             try:
                 return bytes(here.fs.cat_file(self._at(here, path), start=start, end=end))
-            except _ABSENT:
+            except ABSENT:
                 raise
             except Exception:
                 if self.size(key) >= end:
@@ -154,15 +138,15 @@ class FsspecStorage:
         if len(data) != len(view):
             found = min(len(view), max(0, self.size(key) - start))
             raise CorruptError(
-                f"{self._where(key)} is too short: expected {len(view)} bytes from byte {start} "
-                f"on, found {found}. The object is damaged; load another step"
+                f"{self._calls.where(key)} is too short: expected {len(view)} bytes from byte "
+                f"{start} on, found {found}. The object is damaged; load another step"
             )
         view[:] = data
 
     def size(self, key: str) -> int:
         path = self._path(key)
 
-        def look(here: _Here) -> int:
+        def look(here: Here) -> int:
             info = here.fs.info(self._at(here, path))
             if info["type"] == "directory":
                 raise FileNotFoundError
@@ -235,22 +219,19 @@ class FsspecStorage:
         self._checked = True
 
     def close(self) -> None:
-        here, self._here = self._here, None
-        client = getattr(here.fs, "client", None) if here else None
-        if client is not None and self._place.protocol in ("sftp", "ssh"):
-            client.close()  # fsspec leaves its thread to run
+        self._calls.close()
 
     # -- paths -----------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
         return check_key(key)
 
-    def _at(self, here: _Here, path: str) -> str:
+    def _at(self, here: Here, path: str) -> str:
         if self._place.quoted:
             path = quote(path)
         return f"{here.root}/{path}" if here.root and path else path or here.root
 
-    def _key(self, here: _Here, name: str) -> str:
+    def _key(self, here: Here, name: str) -> str:
         """The key of a listed path; empty where it is not below the root."""
         root = here.root.lstrip("/")
         name = name.lstrip("/").rstrip("/")
@@ -259,23 +240,20 @@ class FsspecStorage:
         key = name[len(root) + 1 :] if root else name
         return unquote(key) if self._place.quoted else key
 
-    def _where(self, key: str) -> str:
-        return f"{self.url}/{key}" if key else self.url
-
     # -- listing ---------------------------------------------------------------------------------
 
-    def _find(self, here: _Here, prefix: str, path: str) -> Iterable[Mapping[str, object]]:
-        def find(here: _Here) -> Iterable[Mapping[str, object]]:
+    def _find(self, here: Here, prefix: str, path: str) -> Iterable[Mapping[str, object]]:
+        def find(here: Here) -> Iterable[Mapping[str, object]]:
             here.fs.invalidate_cache()
             found: Mapping[str, Mapping[str, object]] = here.fs.find(path, detail=True)
             return found.values()
 
         try:
-            return self._call("list", prefix, find)
+            return self._calls.run("list", prefix, find)
         except FileNotFoundError:
             return ()
 
-    def _walk(self, here: _Here, prefix: str, path: str) -> Iterator[Mapping[str, object]]:
+    def _walk(self, here: Here, prefix: str, path: str) -> Iterator[Mapping[str, object]]:
         """fsspec's own walk leaves out the folders that it cannot read."""
         left = [path]
         while left:
@@ -285,15 +263,15 @@ class FsspecStorage:
                 else:
                     yield each
 
-    def _children(self, here: _Here, prefix: str, path: str) -> Iterable[Mapping[str, object]]:
-        def ls(here: _Here) -> Iterable[Mapping[str, object]]:
+    def _children(self, here: Here, prefix: str, path: str) -> Iterable[Mapping[str, object]]:
+        def ls(here: Here) -> Iterable[Mapping[str, object]]:
             here.fs.invalidate_cache()
             found = here.fs.ls(path, detail=True)
             own = path.strip("/")  # of a file, the file itself is listed
             return [each for each in found if str(each["name"]).strip("/") != own]
 
         try:
-            return self._call("list", prefix, ls)
+            return self._calls.run("list", prefix, ls)
         except FileNotFoundError:
             return ()
 
@@ -302,28 +280,30 @@ class FsspecStorage:
     def _creates(self) -> bool:
         """Whether objects can be created exclusively, tried once before the first write."""
         if self._exclusive is None:
-            self._call("write", "", self._make_root)
+            self._calls.run("write", "", self._make_root)
             self._exclusive = self._place.exclusive and self._probe()
             if not self._exclusive:
-                self._call(
+                self._calls.run(
                     "write", "", lambda here: self._write(here, _PROBE, b"ucpstore\n", create=False)
                 )
             self.delete([_PROBE])
         return self._exclusive
 
-    def _make_root(self, here: _Here) -> None:
+    def _make_root(self, here: Here) -> None:
         if self._place.folders and here.root:
             _make_folders(here.fs, here.root)
 
     def _probe(self) -> bool:
-        def create(here: _Here) -> None:
+        def create(here: Here) -> None:
             self._write(here, _PROBE, b"ucpstore\n", create=True)
 
         for _ in range(2):
             try:
-                self._call("write", "", create)
+                self._calls.run("create", "", create)
             except FileExistsError:
                 return True
+            except StorageError:  # not known there; if nothing at all can be written, put says so
+                return False
         return False
 
     def _probe_case(self) -> bool:
@@ -334,7 +314,7 @@ class FsspecStorage:
         finally:
             self.delete([name])
 
-    def _write(self, here: _Here, path: str, data: bytes, *, create: bool) -> None:
+    def _write(self, here: Here, path: str, data: bytes, *, create: bool) -> None:
         """In folders that are made as needed, and again where one was removed meanwhile."""
         whole = self._at(here, path)
         folder = whole.rpartition("/")[0]
@@ -359,7 +339,7 @@ class FsspecStorage:
                     file.write(data)
             else:
                 fs.pipe_file(path, data, mode="create")
-        except (*_ABSENT, FileExistsError, PermissionError):
+        except (*ABSENT, FileExistsError, PermissionError):
             raise
         except BaseException:
             if self._place.folders:  # a part of it may be there
@@ -367,13 +347,13 @@ class FsspecStorage:
                     fs.rm_file(path)
             raise
 
-    def _remove(self, here: _Here, path: str) -> None:
+    def _remove(self, here: Here, path: str) -> None:
         here.fs.rm_file(self._at(here, path))
 
     def _tidy(self, folders: Iterable[str]) -> None:
         """Remove folders that are empty now, and their parents, but not the root."""
 
-        def remove(here: _Here) -> None:
+        def remove(here: Here) -> None:
             here.folders.clear()
             for folder in sorted(folders, key=len, reverse=True):
                 left = folder
@@ -386,94 +366,41 @@ class FsspecStorage:
                         break
                     left = left.rpartition("/")[0]
 
-        self._call("delete", "", remove)
+        self._calls.run("delete", "", remove)
 
     def _refuse_chain(self, key: str) -> None:
         if self._place.chained:
             raise StorageError(
-                f"cannot write {self._where(key)}: chained URLs are for reading; save to the URL "
-                "of the place itself"
+                f"cannot write {self._calls.where(key)}: chained URLs are for reading; save to the "
+                "URL of the place itself"
             )
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def _connected(self, key: str = "") -> _Here:
-        return self._call("reach", key, lambda here: here)
+    def _connected(self, key: str = "") -> Here:
+        return self._calls.run("reach", key, lambda here: here)
 
-    def _open(self) -> _Here:
-        here = self._here
-        if here is None or here.pid != os.getpid():
-            with _connecting:
-                here = self._here
-                if here is None or here.pid != os.getpid():
-                    fs, root = self._place.connect()
-                    turn = threading.RLock() if self._place.serial(fs) else nullcontext()
-                    here = _Here(os.getpid(), fs, root, turn)
-                    self._here = here
-        return here
-
-    def _read(self, key: str, call: Callable[[_Here], T], action: str = "read") -> T:
+    def _read(self, key: str, call: Callable[[Here], T], action: str = "read") -> T:
         """As `_call`; absence is a FileNotFoundError whatever the place says of it."""
         try:
-            return self._call(action, key, call)
+            return self._calls.run(action, key, call)
         except StorageError:
             if self._exists(key):
                 raise
-        raise FileNotFoundError(f"no object {self._where(key)}")
+        raise FileNotFoundError(f"no object {self._calls.where(key)}")
 
     def _exists(self, key: str) -> bool:
-        def look(here: _Here) -> bool:
+        def look(here: Here) -> bool:
             try:
                 info = here.fs.info(self._at(here, self._path(key)))
-            except _ABSENT:
+            except ABSENT:
                 return False
             return not _is_folder(info)
 
-        return self._call("read", key, look)
-
-    def _call(self, action: str, key: str, call: Callable[[_Here], T]) -> T:
-        """Run one call and turn its failure into our errors, without the values of any option."""
-        absent = present = False
-        failure: Exception | None = None
-        try:
-            here = self._open()
-            with here.turn:
-                return call(here)
-        except StorageError:
-            raise
-        except _ABSENT as error:
-            absent, failure = action != "write", error
-        except FileExistsError:
-            present = True
-        except Exception as error:  # file systems let through what their libraries raise
-            failure = error
-        # Outside of the except block: the library's text may hold a secret, and must not hang on
-        # our error as its context.
-        if absent and action != "create":
-            raise FileNotFoundError(f"no object {self._where(key)}")
-        if present:
-            raise FileExistsError(f"{self._where(key)} exists already")
-        assert failure is not None
-        refusal = self._refusal("write" if action == "create" else action, key, failure)
-        known = isinstance(failure, (*_ABSENT, PermissionError)) or refusal.errno in _CERTAIN
-        if action == "create" and not known:
-            raise OutcomeUnknownError(f"{refusal}. Whether it was written is not known: look")
-        raise refusal
-
-    def _refusal(self, action: str, key: str, error: Exception) -> StorageError:
-        number = error.errno if isinstance(error, OSError) else None
-        if isinstance(error, FileNotFoundError):
-            reason = "its bucket or folder does not exist: create it first, or correct the URL"
-        else:
-            said = self._place.redact(str(error).split("\n", 1)[0])[:300]
-            remedy = REMEDIES.get(number or 0, "check the place, the options and the network")
-            reason = f"{type(error).__name__}: {said}; {remedy}"
-        refusal = StorageError(f"cannot {action} {self._where(key)}: {reason}")
-        refusal.errno = number
-        return refusal
+        return self._calls.run("read", key, look)
 
     def _present(self, key: str) -> FileExistsError:
-        return FileExistsError(f"{self._where(key)} exists already")
+        return FileExistsError(f"{self._calls.where(key)} exists already")
 
 
 def _make_folders(fs: fsspec.AbstractFileSystem, folder: str) -> None:
