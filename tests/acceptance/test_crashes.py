@@ -35,7 +35,7 @@ from acceptance.breaking import (
 )
 from ranks.harness import PRELOAD, threads
 from services.faults import WRITES, FaultyStorage, Operation
-from services.proxy import BUSY, S3Proxy
+from services.proxy import S3Proxy
 from services.seaweed import S3Service
 
 from ucpstore import (
@@ -373,7 +373,9 @@ def test_a_dropped_answer_on_s3(s3: S3Service, s3_bucket: str, proxy: S3Proxy, l
 def test_a_record_that_never_reaches_s3(s3: S3Service, s3_bucket: str, proxy: S3Proxy) -> None:
     url = f"s3://{s3_bucket}/run"
     store = CheckpointStore(url, s3.options("writer", proxy.endpoint))
-    proxy.answer(lambda method, path: BUSY if method == "PUT" and RECORD in path else None)
+    # A gateway that answers in the server's place: whether the server has seen it is not known.
+    gateway = (504, b"<Error><Code>GatewayTimeout</Code></Error>")
+    proxy.answer(lambda method, path: gateway if method == "PUT" and RECORD in path else None)
     with pytest.raises(OutcomeUnknownError, match=f"look with `ucpstore ls {url}`"):
         store.save(state_of(AFTER), step=1)
     assert proxy.count("PUT", RECORD) == 1, "sent once"

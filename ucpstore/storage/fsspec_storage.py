@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import threading
 import time
 import warnings
@@ -162,7 +163,7 @@ class FsspecStorage:
         here = self._connected(prefix)
         for info in walk(here, prefix, self._at(here, path)):
             key = self._key(here, str(info["name"]))
-            if key.startswith(prefix) and key not in ("", _PROBE):
+            if key.startswith(prefix) and key and not key.startswith(_PROBE):
                 yield Entry(key, int(info["size"] or 0), _modified(info))  # type: ignore[call-overload]
 
     def folders(self, prefix: str) -> tuple[str, ...]:
@@ -281,21 +282,23 @@ class FsspecStorage:
         """Whether objects can be created exclusively, tried once before the first write."""
         if self._exclusive is None:
             self._calls.run("write", "", self._make_root)
-            self._exclusive = self._place.exclusive and self._probe()
+            # A name of its own: other stores may try the same place at the same moment.
+            name = f"{_PROBE}-{secrets.token_hex(8)}"
+            self._exclusive = self._place.exclusive and self._probe(name)
             if not self._exclusive:
                 self._calls.run(
-                    "write", "", lambda here: self._write(here, _PROBE, b"ucpstore\n", create=False)
+                    "write", "", lambda here: self._write(here, name, b"ucpstore\n", create=False)
                 )
-            self.delete([_PROBE])
+            self.delete([name])
         return self._exclusive
 
     def _make_root(self, here: Here) -> None:
         if self._place.folders and here.root:
             _make_folders(here.fs, here.root)
 
-    def _probe(self) -> bool:
+    def _probe(self, name: str) -> bool:
         def create(here: Here) -> None:
-            self._write(here, _PROBE, b"ucpstore\n", create=True)
+            self._write(here, name, b"ucpstore\n", create=True)
 
         for _ in range(2):
             try:
