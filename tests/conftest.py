@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 pytest.register_assert_rewrite("services.storage_suite")
 
+from services.proxy import S3Proxy  # noqa: E402  # found there
 from services.seaweed import S3Service, Seaweed, external_service  # noqa: E402  # found there
 
 pytest_plugins = ("ranks.plugin",)
@@ -38,3 +40,27 @@ def s3() -> Iterator[S3Service]:
 def s3_bucket(s3: S3Service) -> str:
     """A new, empty bucket."""
     return s3.create_bucket()
+
+
+@pytest.fixture
+def proxy(s3: S3Service) -> Iterator[S3Proxy]:
+    """A proxy in front of the S3 server that counts requests and can misbehave."""
+    with S3Proxy(s3.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3Service) -> str:
+    """One bucket for a module; making one is slow."""
+    return s3.create_bucket()
+
+
+@pytest.fixture
+def no_aws_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable, file or role gives credentials or an endpoint."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")

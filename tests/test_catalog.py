@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import pytest
 import torch
+from services.faults import FaultyStorage
 
 from ucpstore import catalog
 from ucpstore.agree import group_of
+from ucpstore.arrays.metadata import parse
 from ucpstore.errors import CorruptError, FormatError, StepNotFoundError
 from ucpstore.format import layout
 from ucpstore.format.documents import ROOT
+from ucpstore.loading import LoadRequest, load_state
 from ucpstore.options import Options
 from ucpstore.saving import SaveRequest, save_state
 from ucpstore.storage.memory import MemoryStorage
@@ -73,7 +79,7 @@ def test_documents_are_checked_before_they_are_parsed(storage: MemoryStorage) ->
     raw[len(raw) // 2] ^= 1
     storage.put(key, bytes(raw))
     with pytest.raises(CorruptError, match=r"m/zarr\.json"):
-        catalog.read_documents(storage, ref, lambda item: item == "m")
+        catalog.read_items(storage, ref, lambda item: item == "m")
 
 
 def test_something_else_is_no_store() -> None:
@@ -91,3 +97,47 @@ def test_a_store_is_made_once() -> None:
     before = sorted(entry.key for entry in storage.list(""))
     catalog.create_store(storage)
     assert sorted(entry.key for entry in storage.list("")) == before
+
+
+def test_an_array_of_bytes_comes_back_verified() -> None:
+    storage = MemoryStorage()
+    data = bytes(range(256)) * 10_000  # 2.4 MiB: several chunks, the last one padded
+    state = {"m": {"large": data}}
+    save_state(
+        storage,
+        group_of(None),
+        lambda: SaveRequest.checked(state, 1, False, None, (), None),
+        Options(),
+    )
+    ref = catalog.find_step(storage, 1)
+    items = catalog.read_items(storage, ref, lambda item: item == "m")
+    documents = catalog.Documents(catalog.read_step_group(storage, ref), items)
+    _, arrays = catalog.parse_documents(documents)
+    ((path, document),) = arrays.items()
+    metadata = parse(document, path)
+    assert catalog.read_bytes(storage, ref, path, metadata) == data
+    key = f"{ref.path}/{path}/{metadata.grid.key((0,))}"
+    raw = bytearray(storage.get(key))
+    raw[1000] ^= 1
+    storage.put(key, bytes(raw))
+    with pytest.raises(CorruptError, match=re.escape(key)):
+        catalog.read_bytes(storage, ref, path, metadata)
+    storage.delete([key])
+    with pytest.raises(CorruptError, match="is missing"):
+        catalog.read_bytes(storage, ref, path, metadata)
+
+
+def test_a_load_reads_each_document_once() -> None:
+    storage = FaultyStorage(MemoryStorage())
+    state = {"m": {"w": torch.ones(3)}, "n": {"w": torch.ones(3)}, "epoch": 5}
+    group = group_of(None)
+    save_state(
+        storage, group, lambda: SaveRequest.checked(state, 1, False, None, (), None), Options()
+    )
+    storage.log.clear()
+    target = {"m": {"w": torch.zeros(3)}, "epoch": 0}
+    load_state(storage, group, lambda: LoadRequest.checked(target, None, True, None), Options())
+    assert target["epoch"] == 5
+    # the record, the step group, the item that was asked for
+    assert sorted(Counter(storage.keys("get")).values()) == [1, 1, 1]
+    assert storage.count("list") == 1

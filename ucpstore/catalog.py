@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ucpstore.arrays.metadata import ArrayMetadata
+from ucpstore.arrays.packed import decode_chunk, slot_bytes
 from ucpstore.errors import (
     CorruptError,
     FormatError,
@@ -185,20 +187,24 @@ class Documents:
         return len(self.step) + sum(map(len, self.items.values()))
 
 
-def read_documents(
+def read_step_group(storage: Storage, ref: StepRef) -> bytes:
+    """Read and check the document of the step's group, which holds the tree."""
+    return read_document(storage, ref, ref.record.document(layout.DOCUMENT))
+
+
+def read_items(
     storage: Storage, ref: StepRef, select: Callable[[str], bool], *, threads: int = 8
-) -> Documents:
-    """Read and check the step group and the documents of the items whose paths are selected."""
-    items = {
-        entry.path.removesuffix(f"/{layout.DOCUMENT}"): entry
+) -> dict[str, bytes]:
+    """Read and check the documents of the items whose paths are selected, by path."""
+    suffix = f"/{layout.DOCUMENT}"
+    wanted = {
+        entry.path.removesuffix(suffix): entry
         for entry in ref.record.documents
-        if entry.path.endswith(f"/{layout.DOCUMENT}")
+        if entry.path.endswith(suffix) and select(entry.path.removesuffix(suffix))
     }
-    step = read_document(storage, ref, ref.record.document(layout.DOCUMENT))
-    wanted = {path: entry for path, entry in items.items() if select(path)}
     with ThreadPoolExecutor(min(threads, max(1, len(wanted)))) as pool:
         contents = pool.map(lambda entry: read_document(storage, ref, entry), wanted.values())
-        return Documents(step, dict(zip(wanted, contents, strict=True)))
+        return dict(zip(wanted, contents, strict=True))
 
 
 def read_document(storage: Storage, ref: StepRef, entry: DocumentEntry) -> bytes:
@@ -210,6 +216,31 @@ def read_document(storage: Storage, ref: StepRef, entry: DocumentEntry) -> bytes
         raise missing(storage, ref, key) from None
     except CorruptError as error:
         raise CorruptError(f"{ref.path}/{error}") from None  # it names the path below the step's
+
+
+def read_bytes(storage: Storage, ref: StepRef, path: str, metadata: ArrayMetadata) -> bytes:
+    """The contents of a one-dimensional array of bytes of a step, each chunk verified.
+
+    So large leaves of the tree are stored. Raises CorruptError, naming the key, for damage.
+    """
+    grid, dtype = metadata.grid, metadata.dtype
+    if len(grid.shape) != 1 or dtype != "uint8":
+        raise CorruptError(f"{path} should hold bytes, but is a {dtype} of shape {grid.shape}")
+    slot = slot_bytes(grid, 1)
+    found = bytearray()
+    for index in grid.object_indices():
+        key = f"{ref.path}/{path}/{grid.key(index)}"
+        raw = bytearray(grid.object_bytes(index, 1) - grid.index_bytes)
+        try:
+            storage.read_into(key, 0, memoryview(raw))
+        except FileNotFoundError:
+            raise missing(storage, ref, key) from None
+        for number, start in enumerate(range(0, len(raw), slot)):
+            chunk = memoryview(raw)[start : start + slot]
+            found += decode_chunk(chunk, grid, dtype, key, number).data
+        # The last chunk of an object that the array's edge cuts is padded.
+        del found[grid.object_box(index).stop[0] :]
+    return bytes(found)
 
 
 def missing(storage: Storage, ref: StepRef, key: str) -> Exception:

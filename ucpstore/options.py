@@ -41,7 +41,8 @@ class Options:
     """How long ranks wait for each other at the start of a call. `UCPSTORE_ARRIVE_TIMEOUT_S`."""
 
     report_timeout_s: float = 600.0
-    """How long rank 0 waits for reports after its own. `UCPSTORE_REPORT_TIMEOUT_S`."""
+    """How long rank 0 waits for reports after its own, and how late a rank that is alive may come
+    to an exchange. `UCPSTORE_REPORT_TIMEOUT_S`."""
 
     silence_timeout_s: float = 60.0
     """How long a rank's heartbeat may stand still. `UCPSTORE_SILENCE_TIMEOUT_S`."""

@@ -177,7 +177,8 @@ def save(
     `overwrite` replaces a step that exists once the new one is whole. `metadata` is plain JSON of
     at most 64 KiB, kept in the commit record. `per_rank` are patterns of names whose values differ
     by rank, as `PerRank`. `check_replicas` compares what several ranks hold: None plain tensors
-    (large ones on the first save of a structure), "always" every replica, "never" none.
+    and tensors of one name on several meshes (large ones on the first save of a structure),
+    "always" every replica, "never" none.
 
     On failure all ranks raise the first cause, with its rank, and no step appears. Raises
     StepExistsError, StateError, UnsupportedError, StorageError, RankMissingError and, where rank 0

@@ -352,12 +352,6 @@ def test_a_record_whose_folder_could_not_be_synced(
     assert loaded(store, state_of(AFTER), 1)
 
 
-@pytest.fixture
-def proxy(s3: S3Service) -> Iterator[S3Proxy]:
-    with S3Proxy(s3.endpoint) as proxy:
-        yield proxy
-
-
 @pytest.mark.parametrize("lost", [f"/{RECORD}", "/steps/zarr.json", "/m/zarr.json"])
 def test_a_dropped_answer_on_s3(s3: S3Service, s3_bucket: str, proxy: S3Proxy, lost: str) -> None:
     url = f"s3://{s3_bucket}/run"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,12 +16,6 @@ import ucpstore
 BOUND = 1.05
 F32 = torch.float32
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def proxy(s3: S3Service) -> Iterator[S3Proxy]:
-    with S3Proxy(s3.endpoint) as proxy:
-        yield proxy
 
 
 def data_bytes(proxy: S3Proxy) -> int:

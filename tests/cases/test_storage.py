@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +25,12 @@ ENGINES = ["obstore", "s3fs"]
 EXPIRED = (400, b"<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>")
 
 
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-
-
-@pytest.fixture(scope="module")
-def bucket(s3: S3Service) -> str:
-    return s3.create_bucket()
+pytestmark = pytest.mark.usefixtures("no_aws_settings")
 
 
 @pytest.fixture
 def url(bucket: str) -> str:
     return f"s3://{bucket}/{secrets.token_hex(4)}/run"
-
-
-@pytest.fixture
-def proxy(s3: S3Service) -> Iterator[S3Proxy]:
-    with S3Proxy(s3.endpoint) as proxy:
-        yield proxy
 
 
 def values(seed: int, rows: int = 24) -> dict[str, torch.Tensor]:

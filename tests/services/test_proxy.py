@@ -1,22 +1,9 @@
-from collections.abc import Iterator
-
 import pytest
 from services.proxy import S3Proxy
 from services.seaweed import S3Service
 
 from ucpstore.errors import StorageError
 from ucpstore.storage import Storage, open_storage
-
-
-@pytest.fixture
-def proxy(s3: S3Service) -> Iterator[S3Proxy]:
-    with S3Proxy(s3.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture(scope="module")
-def bucket(s3: S3Service) -> str:
-    return s3.create_bucket()
 
 
 @pytest.fixture

@@ -331,3 +331,23 @@ def test_web_servers_are_read(tmp_path: Path) -> None:
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def test_two_stores_that_try_a_place_at_once_do_not_mislead_each_other() -> None:
+    url = new_memory()
+    first, second = open_fsspec(url), open_fsspec(url)
+    puts: list[str] = []
+    put = first._put
+
+    def put_and_let_the_other_try(
+        fs: fsspec.AbstractFileSystem, path: str, data: bytes, *, create: bool
+    ) -> None:
+        put(fs, path, data, create=create)
+        puts.append(path)
+        if len(puts) == 1:  # between the two puts of the first one's probe
+            second.check_writable()
+
+    first._put = put_and_let_the_other_try  # type: ignore[method-assign]
+    first.check_writable()  # a warning would be an error
+    assert len(puts) == 1, "the second put was refused, as it has to be"
+    assert list(first.list("")) == []

@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from services.proxy import S3Proxy
@@ -16,32 +15,13 @@ from ucpstore.errors import OutcomeUnknownError, StorageError
 from ucpstore.storage import open_storage
 from ucpstore.storage.objects import S3Storage
 
-
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("AWS_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-
-
-@pytest.fixture(scope="module")
-def bucket(s3: S3Service) -> str:
-    return s3.create_bucket()
+pytestmark = pytest.mark.usefixtures("no_aws_settings")
 
 
 @pytest.fixture
 def prefix(bucket: str) -> str:
     """The URL of a place in the bucket that no other test uses."""
     return f"s3://{bucket}/{secrets.token_hex(4)}"
-
-
-@pytest.fixture
-def proxy(s3: S3Service) -> Iterator[S3Proxy]:
-    with S3Proxy(s3.endpoint) as proxy:
-        yield proxy
 
 
 ENGINE = ["obstore"]

@@ -6,19 +6,16 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from ucpstore import catalog
 from ucpstore.arrays.metadata import parse
 from ucpstore.catalog import Documents, StepRef
-from ucpstore.describe import ArrayInfo, Read
+from ucpstore.describe import ArrayInfo
 from ucpstore.format import layout
 from ucpstore.format.documents import canonical
 from ucpstore.format.paths import segment_of
 from ucpstore.format.record import CommitRecord
 from ucpstore.format.step import parse_step
-from ucpstore.geometry import Box, Grid, Piece
-from ucpstore.loading.reader import Reader, requests
+from ucpstore.geometry import Grid
 from ucpstore.options import Options
 from ucpstore.storage import Storage
 from ucpstore.tree import Node, inline
@@ -49,20 +46,17 @@ def read_step(
     storage: Storage, ref: StepRef, items: Collection[str], options: Options
 ) -> tuple[bytes, int]:
     """Read and check what a load of `items` needs: what to hand on, and bytes of documents."""
-    raw = catalog.read_document(storage, ref, ref.record.document(layout.DOCUMENT))
+    raw = catalog.read_step_group(storage, ref)
     tree = parse_step(raw, f"{ref.path}/{layout.DOCUMENT}").tree
-    paths = [path for name, path, _ in _items(tree) if name in items]
-    documents = catalog.read_documents(storage, ref, paths.__contains__, threads=options.threads)
+    paths = {path for name, path, _ in _items(tree) if name in items}
+    documents = Documents(
+        raw, catalog.read_items(storage, ref, paths.__contains__, threads=options.threads)
+    )
+    _, arrays = catalog.parse_documents(documents)
     large: dict[str, bytes] = {}
-    opened = _parse(ref, documents, (), large)
 
     def fetch(path: str) -> bytes:
-        grid = opened.grids[path]
-        tensor = torch.empty(grid.shape, dtype=torch.uint8)
-        whole = Box.whole(grid.shape)
-        read = Read(path, tensor, (Piece(whole, whole),), "uint8")
-        Reader(storage, ref, options).run(list(requests(read, grid)))
-        large[path] = bytes(tensor.numpy().data)
+        large[path] = catalog.read_bytes(storage, ref, path, parse(arrays[path], path))
         return large[path]
 
     _inlined(tree, items, fetch)

@@ -14,11 +14,10 @@ from fnmatch import fnmatchcase
 from ucpstore import catalog, dtypes
 from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.arrays.packed import slot_bytes
-from ucpstore.catalog import StepRef
+from ucpstore.catalog import Documents, StepRef
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import Json, expect
 from ucpstore.format.record import CommitRecord
-from ucpstore.manage.objects import read_bytes
 from ucpstore.options import Options
 from ucpstore.storage import Storage
 from ucpstore.tree import Node, optimizer
@@ -102,7 +101,10 @@ def read_contents(storage: Storage, step: int | None, options: Options) -> Conte
     Of the objects only those are read that hold large parts of the tree.
     """
     ref = catalog.find_step(storage, step)
-    documents = catalog.read_documents(storage, ref, lambda _: True, threads=options.threads)
+    documents = Documents(
+        catalog.read_step_group(storage, ref),
+        catalog.read_items(storage, ref, lambda _: True, threads=options.threads),
+    )
     document, arrays = catalog.parse_documents(documents)
     reader = _Reader(storage, ref, arrays)
     entries = tuple(
@@ -197,10 +199,7 @@ class _Reader:
         if entry.get("of") != "node":
             return node
         path = expect(entry.get("path"), str, "the path of a document")
-        try:
-            raw = read_bytes(self._storage, self._ref.path, path, self._metadata(path))
-        except FileNotFoundError:
-            raise catalog.missing(self._storage, self._ref, f"{self._ref.path}/{path}") from None
+        raw = catalog.read_bytes(self._storage, self._ref, path, self._metadata(path))
         try:
             found: Node = json.loads(raw)
         except (ValueError, RecursionError) as error:

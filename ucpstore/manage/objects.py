@@ -37,28 +37,6 @@ def objects_of(path: str, metadata: ArrayMetadata) -> Iterator[ObjectRef]:
         )
 
 
-def read_bytes(storage: Storage, folder: str, path: str, metadata: ArrayMetadata) -> bytes:
-    """The contents of a one-dimensional array of bytes below `folder`, verified.
-
-    Raises CorruptError, naming the key, for damage and FileNotFoundError for a missing object.
-    """
-    grid, dtype = metadata.grid, metadata.dtype
-    if len(grid.shape) != 1 or dtype != "uint8":
-        raise CorruptError(f"{path} should hold bytes, but is a {dtype} of shape {grid.shape}")
-    slot = slot_bytes(grid, itemsize(dtype))
-    found = bytearray()
-    for each in objects_of(path, metadata):
-        key = f"{folder}/{each.key}"
-        raw = bytearray(each.size - grid.index_bytes)
-        storage.read_into(key, 0, memoryview(raw))
-        for number, start in enumerate(range(0, len(raw), slot)):
-            chunk = decode_chunk(memoryview(raw)[start : start + slot], grid, dtype, key, number)
-            found += chunk.data
-        # The last chunk of an object that the array's edge cuts is padded.
-        del found[grid.object_box(each.index).stop[0] :]
-    return bytes(found)
-
-
 def check_object(
     storage: Storage, key: str, each: ObjectRef, pool: BufferPool
 ) -> list[CorruptError]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ucpstore import catalog
-from ucpstore.arrays.metadata import parse
+from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.catalog import StepRef
 from ucpstore.describe import Read
 from ucpstore.dtypes import to_torch
@@ -132,7 +132,7 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         self._storage = storage
         self._ref = ref
         self._options = options
-        raw = catalog.read_document(storage, ref, ref.record.document(layout.DOCUMENT))
+        raw = catalog.read_step_group(storage, ref)
         document = parse_step(raw, f"{ref.path}/{layout.DOCUMENT}")
         self._nodes: dict[str, Node] = top_level(document.tree)
         self._root_arrays = document.root_arrays
@@ -186,16 +186,18 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
             ) from None
 
     def _array(self, path: str) -> StoredArray:
+        metadata = self._metadata(path)
+        return StoredArray(self, path, metadata.grid, metadata.dtype)
+
+    def _metadata(self, path: str) -> ArrayMetadata:
         documents = self._documents(path)
         try:
-            document = documents[path]
+            return parse(documents[path], path)
         except KeyError:
             raise CorruptError(
                 f"{path}: the tree of step {self.step} names this array, but the document of its "
                 "item does not; run `ucpstore verify`"
             ) from None
-        metadata = parse(document, path)
-        return StoredArray(self, path, metadata.grid, metadata.dtype)
 
     def _documents(self, path: str) -> Mapping[str, Mapping[str, object]]:
         """The metadata of all arrays that lie in the same item as `path`, by path."""
@@ -211,7 +213,7 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
 
     def _large(self, path: str) -> bytes:
         """The contents of an array of bytes that holds a large leaf of the tree."""
-        return bytes(self._array(path).read().numpy().data)
+        return catalog.read_bytes(self._storage, self._ref, path, self._metadata(path))
 
     def _fill(self, targets: Iterable[tuple[Read, Grid]]) -> None:
         todo = [request for read, grid in targets for request in requests(read, grid)]

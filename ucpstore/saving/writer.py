@@ -95,8 +95,8 @@ class _Writer:
     def run(self, rank_plan: RankPlan, exchanger: Callable[[], Exchanger]) -> Written:
         """Write everything that `rank_plan` asks for.
 
-        Goes through all exchange rounds even after a failure, so that no other rank waits for this
-        one; then raises the first error.
+        An object that cannot be put does not end the exchange, so that no other rank waits for this
+        one. Raises the first error once all that was begun is over.
         """
         with ThreadPoolExecutor(self._threads, "ucpstore-write") as own:
             futures = [own.submit(self._guard, self._write_own, each) for each in rank_plan.writes]
