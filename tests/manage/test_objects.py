@@ -3,13 +3,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ucpstore import catalog
 from ucpstore.arrays.metadata import ArrayMetadata
 from ucpstore.arrays.packed import ObjectEncoder
 from ucpstore.errors import CorruptError
+from ucpstore.format.record import CommitRecord
 from ucpstore.geometry import Grid
-from ucpstore.manage.objects import check_object, objects_of, read_bytes
+from ucpstore.manage.objects import check_object, objects_of
 from ucpstore.staging import BufferPool
 from ucpstore.storage.memory import MemoryStorage
+
+RECORD = CommitRecord(
+    step=1,
+    generation=1,
+    save_id="0123456789ab",
+    created="2026-01-01T00:00:00+00:00",
+    world_size=1,
+    writer="test",
+    arrays=1,
+    bytes=0,
+    documents=(),
+    arrays_crc32c=0,
+)
+REF = catalog.StepRef(RECORD, RECORD.to_bytes())
 
 GRIDS = [
     Grid((0,), (1,), (1,), False),
@@ -26,7 +42,7 @@ def put_all(storage: MemoryStorage, metadata: ArrayMetadata, values: np.ndarray)
         encoder = ObjectEncoder(np.empty(each.size, np.uint8), grid, each.index, metadata.dtype)
         box = grid.object_box(each.index)
         encoder.fill(box, values[box.slices()])
-        storage.put(f"step/{each.key}", encoder.finish())
+        storage.put(f"{REF.path}/{each.key}", encoder.finish())
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -34,16 +50,16 @@ def test_bytes_come_back(grid: Grid) -> None:
     storage, metadata = MemoryStorage(), ArrayMetadata(grid, "uint8", (None,))
     values = np.arange(1, grid.shape[0] + 1, dtype=np.uint8)
     put_all(storage, metadata, values)
-    assert read_bytes(storage, "step", "a", metadata) == values.tobytes()
+    assert catalog.read_bytes(storage, REF, "a", metadata) == values.tobytes()
     for each in objects_of("a", metadata):
-        assert check_object(storage, f"step/{each.key}", each, BufferPool(100)) == []
+        assert check_object(storage, f"{REF.path}/{each.key}", each, BufferPool(100)) == []
 
 
 def test_every_byte_of_an_object_counts() -> None:
     storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,))
     put_all(storage, metadata, np.arange(22, dtype=np.uint8))
     for each in objects_of("a", metadata):
-        key = f"step/{each.key}"
+        key = f"{REF.path}/{each.key}"
         whole = storage.get(key)
         assert len(whole) == each.size
         for position in range(len(whole)):
@@ -58,4 +74,4 @@ def test_every_byte_of_an_object_counts() -> None:
 def test_what_holds_no_bytes() -> None:
     metadata = ArrayMetadata(GRIDS[1], "int16", (None,))
     with pytest.raises(CorruptError, match="a should hold bytes, but is a int16"):
-        read_bytes(MemoryStorage(), "step", "a", metadata)
+        catalog.read_bytes(MemoryStorage(), REF, "a", metadata)
