@@ -224,8 +224,11 @@ def read_bytes(storage: Storage, ref: StepRef, path: str, metadata: ArrayMetadat
     So large leaves of the tree are stored. Raises CorruptError, naming the key, for damage.
     """
     grid, dtype = metadata.grid, metadata.dtype
-    if len(grid.shape) != 1 or dtype != "uint8":
-        raise CorruptError(f"{path} should hold bytes, but is a {dtype} of shape {grid.shape}")
+    if len(grid.shape) != 1 or dtype != "uint8" or metadata.codec is not None:
+        packed = "" if metadata.codec is None else ", compressed"
+        raise CorruptError(
+            f"{path} should hold bytes, but is a {dtype} of shape {grid.shape}{packed}"
+        )
     slot = slot_bytes(grid, 1)
     found = bytearray()
     for index in grid.object_indices():

@@ -1,21 +1,30 @@
 """Tunables: one frozen object whose defaults are meant to be right for everyone.
 
-Every field can be set by an environment variable, `UCPSTORE_` and the field's name in capitals;
-an argument wins over the environment. Sizes are in bytes, times in seconds.
+Every field but `codecs` can be set by an environment variable, `UCPSTORE_` and the field's name in
+capitals; an argument wins over the environment. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
+from fnmatch import fnmatchcase
+from typing import TypeAlias, cast
 
 from ucpstore.errors import StateError
 
 KIB = 1024
 MIB = 1024 * KIB
+
+GivenCodec: TypeAlias = "str | Mapping[str, object] | None"
+"""A codec as a user names it: `"zstd"`, or as in Zarr metadata with a configuration."""
+
+GivenCodecs: TypeAlias = "Mapping[str, GivenCodec] | Iterable[tuple[str, GivenCodec]]"
+"""Name patterns and codecs, as a dict or as pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,20 @@ class Options:
     unfinished_age_s: float = 24 * 3600.0
     """Age past which an unfinished save counts as dead. `UCPSTORE_UNFINISHED_AGE_S`."""
 
+    codecs: GivenCodecs = ()
+    """Compressors of arrays: pairs of a name pattern and a codec, or a dict of them.
+
+    Patterns are those of fnmatch over names joined with dots, as in `cast`; the first that matches
+    an array decides, None there means no compressor, and arrays without a match have none. A codec
+    is a name that zarr-python knows (`"zstd"`, `"blosc"`, `"gzip"`, `"numcodecs.lz4"`), or a
+    mapping as in Zarr metadata: `{"name": "zstd", "configuration": {"level": 3}}`. Kept as a tuple
+    of pairs (pattern, JSON text), so that options stay hashable. No environment variable: patterns
+    belong to the names of one program.
+    """
+
     def __post_init__(self) -> None:
-        for field in fields(self):
+        object.__setattr__(self, "codecs", _codec_pairs(self.codecs))
+        for field in _numbers(type(self)):
             _check(f"option {field.name}", getattr(self, field.name), whole=_whole(field))
 
     @classmethod
@@ -59,7 +80,7 @@ class Options:
         """The defaults, changed by the `UCPSTORE_*` variables that are set."""
         environment = os.environ if environment is None else environment
         given: dict[str, object] = {}
-        for field in fields(cls):
+        for field in _numbers(cls):
             name = f"UCPSTORE_{field.name.upper()}"
             text = environment.get(name)
             if text is None:
@@ -71,6 +92,62 @@ class Options:
             _check(f"environment variable {name}", value, whole=whole)
             given[field.name] = value
         return cls(**given)  # type: ignore[arg-type]  # the loop keeps each field's own type
+
+
+def codec_for(name: str, options: Options) -> str | None:
+    """The codec that `options` give the array of this dotted name, as JSON text."""
+    for pattern, text in cast("tuple[tuple[str, str], ...]", options.codecs):
+        if fnmatchcase(name, pattern):
+            return None if text == _NO_CODEC else text
+    return None
+
+
+def codecs_of(options: Options) -> tuple[str, ...]:
+    """The codecs that `options` name, as JSON text."""
+    pairs = cast("tuple[tuple[str, str], ...]", options.codecs)
+    return tuple(text for _, text in pairs if text != _NO_CODEC)
+
+
+_NO_CODEC = "null"
+
+
+def _codec_pairs(given: object) -> tuple[tuple[str, str], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        return tuple((_pattern(pattern), _codec_text(codec)) for pattern, codec in pairs)  # type: ignore[attr-defined]  # anything else raises
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            "option codecs must be pairs of a name pattern and a codec, such as "
+            f'(("optim.*", "zstd"),), but it is {given!r} ({error})'
+        ) from None
+
+
+def _pattern(given: object) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"{given!r} is no name pattern")
+    return given
+
+
+def _codec_text(given: object) -> str:
+    if isinstance(given, str):
+        if given.startswith("{") or given == _NO_CODEC:  # as an earlier Options kept it
+            return given
+        given = {"name": given}
+    if given is None:
+        return _NO_CODEC
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise TypeError(f"{given!r} is neither the name of a codec nor a mapping with a name")
+    if given.keys() - {"name", "configuration"}:
+        raise TypeError(f"{given!r} has more than a name and a configuration")
+    configuration = given.get("configuration", {})
+    if not isinstance(configuration, Mapping):
+        raise TypeError(f"the configuration {configuration!r} is no mapping")
+    codec = {"name": given["name"], "configuration": dict(configuration)}
+    return json.dumps(codec, separators=(",", ":"), sort_keys=True, allow_nan=False)
+
+
+def _numbers(cls: type[Options]) -> Iterable[Field[object]]:
+    return (field for field in fields(cls) if field.name != "codecs")
 
 
 def _whole(field: Field[object]) -> bool:

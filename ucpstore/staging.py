@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ucpstore.arrays.packed import ADVICE
 from ucpstore.arrays.raw import RawArray, copy_raw, part, raw_array
-from ucpstore.geometry import Box, Piece
+from ucpstore.errors import CorruptError
+from ucpstore.geometry import Box, Grid, Piece
 from ucpstore.options import MIB
+from ucpstore.storage import Storage
 
 if TYPE_CHECKING:
     import torch
@@ -113,12 +116,67 @@ def pool_for(budget_bytes: int) -> BufferPool:
         return pool
 
 
+def read_tail(storage: Storage, key: str, grid: Grid, size: int) -> bytes:
+    """The index at the end of an object of `size` bytes; CorruptError where it has no room."""
+    if size < grid.index_bytes:
+        raise CorruptError(
+            f"{key} should have at least the {grid.index_bytes} bytes of its index, found {size}; "
+            f"{ADVICE}"
+        )
+    tail = bytearray(grid.index_bytes)
+    storage.read_into(key, size - len(tail), memoryview(tail))
+    return bytes(tail)
+
+
 def parts(pieces: Sequence[Piece], region: Box) -> Iterator[Piece]:
     """The parts of `pieces` that lie in `region` of the global array."""
     for piece in pieces:
         common = piece.part(region)
         if common is not None:
             yield common
+
+
+CONVERTED_BYTES = 1 * MIB
+"""About as many bytes of values are converted at once, so that the copies stay small."""
+
+
+def read_parts(
+    tensor: torch.Tensor, pieces: Sequence[Piece], region: Box, dtype: torch.dtype
+) -> Iterator[tuple[Box, RawArray]]:
+    """The values of what `pieces` hold of a region, as `dtype`, and the boxes that they fill.
+
+    Boxes are those of the global array. Values that are converted come in small parts.
+    """
+    for piece in parts(pieces, region):
+        if tensor.dtype == dtype:
+            yield piece.box, read_local(tensor, piece.local)
+            continue
+        size = max(tensor.dtype.itemsize, dtype.itemsize)
+        for box in _small(piece.box, max(1, CONVERTED_BYTES // size)):
+            local = Box(
+                tuple(
+                    at + o - start
+                    for at, o, start in zip(
+                        piece.local.offset, box.offset, piece.box.offset, strict=True
+                    )
+                ),
+                box.shape,
+            )
+            yield box, raw_array(tensor[local.slices()].to(dtype).cpu())
+
+
+def _small(box: Box, elements: int) -> Iterator[Box]:
+    """The box cut along its dimensions, first ones first, into boxes of at most `elements`."""
+    if box.size <= elements:
+        yield box
+        return
+    dim = next(dim for dim, extent in enumerate(box.shape) if extent > 1)
+    rows = max(1, elements * box.shape[dim] // box.size)
+    for start in range(0, box.shape[dim], rows):
+        offset, shape = list(box.offset), list(box.shape)
+        offset[dim] += start
+        shape[dim] = min(rows, shape[dim] - start)
+        yield from _small(Box(tuple(offset), tuple(shape)), elements)
 
 
 def read_local(tensor: torch.Tensor, box: Box) -> RawArray:

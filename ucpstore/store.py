@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ucpstore.describe import Cast
+    from ucpstore.describe.patterns import SaveCast
     from ucpstore.saving.request import CheckReplicas
 
 
@@ -62,6 +63,7 @@ class CheckpointStore:
         process_group: ProcessGroup | None = None,
         per_rank: Sequence[str] = (),
         check_replicas: CheckReplicas = None,
+        cast: SaveCast = None,
         options: Options | None = None,
     ) -> SaveHandle:
         """Save `state` as `step`; see `ucpstore.save`."""
@@ -72,7 +74,9 @@ class CheckpointStore:
             if problem is not None:
                 raise problem
             self._check_shared(group)
-            return SaveRequest.checked(state, step, overwrite, metadata, per_rank, check_replicas)
+            return SaveRequest.checked(
+                state, step, overwrite, metadata, per_rank, check_replicas, cast
+            )
 
         return SaveHandle(save_state(self._storage, group, request, used))
 
@@ -164,6 +168,7 @@ def save(
     process_group: ProcessGroup | None = None,
     per_rank: Sequence[str] = (),
     check_replicas: CheckReplicas = None,
+    cast: SaveCast = None,
     storage_options: Mapping[str, object] | None = None,
     options: Options | None = None,
 ) -> SaveHandle:
@@ -180,6 +185,11 @@ def save(
     and tensors of one name on several meshes (large ones on the first save of a structure),
     "always" every replica, "never" none.
 
+    `cast` maps name patterns to the dtypes in which tensors are stored,
+    `{"optim.exp_avg.*": torch.bfloat16}`; the first that matches counts. It loses what the narrower
+    dtype does not hold, floats are never made integers, and a load into the original dtype needs
+    `cast` as well. The state itself does not change. `options.codecs` compress arrays.
+
     On failure all ranks raise the first cause, with its rank, and no step appears. Raises
     StepExistsError, StateError, UnsupportedError, StorageError, RankMissingError and, where rank 0
     is lost while it commits, OutcomeUnknownError.
@@ -193,6 +203,7 @@ def save(
         process_group=process_group,
         per_rank=per_rank,
         check_replicas=check_replicas,
+        cast=cast,
         options=options,
     )
 

@@ -114,9 +114,14 @@ def test_what_tools_add_is_allowed() -> None:
     ("change", "message"),
     [
         (
-            lambda d: d["codecs"].insert(1, {"name": "zstd", "configuration": {"level": 0}}),
-            r"codecs are \['bytes', 'zstd', 'crc32c'\]",
+            lambda d: d["codecs"].insert(0, {"name": "transpose", "configuration": {}}),
+            r"codecs are \['transpose', 'bytes', 'crc32c'\]",
         ),
+        (
+            lambda d: d["codecs"].__setitem__(slice(1, 1), [{"name": "zstd"}, {"name": "gzip"}]),
+            r"codecs are \['bytes', 'zstd', 'gzip', 'crc32c'\]",
+        ),
+        (lambda d: d["codecs"].insert(1, {"name": 3}), "codecs are"),
         (lambda d: d["codecs"].pop(), r"codecs are \['bytes'\]"),
         (lambda d: d["codecs"][0].update(configuration={"endian": "big"}), "'big'"),
         (lambda d: d.update(codecs="bytes"), "codecs are"),

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from ucpstore import catalog
+from ucpstore.arrays.chain import buffer_bytes, encoder
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import ObjectEncoder
 from ucpstore.errors import CorruptError
 from ucpstore.format.record import CommitRecord
 from ucpstore.geometry import Grid
-from ucpstore.manage.objects import check_object, objects_of
+from ucpstore.manage.objects import check_object, check_tail, objects_of
 from ucpstore.staging import BufferPool
 from ucpstore.storage.memory import MemoryStorage
 
@@ -34,41 +34,63 @@ GRIDS = [
     Grid((22,), (4,), (8,), True),  # three objects, the last with one chunk and a cut one
     Grid((17,), (4,), (8,), True),
 ]
+CODECS = [None, '{"configuration":{"checksum":false,"level":3},"name":"zstd"}']
 
 
 def put_all(storage: MemoryStorage, metadata: ArrayMetadata, values: np.ndarray) -> None:
     grid = metadata.grid
     for each in objects_of("a", metadata):
-        encoder = ObjectEncoder(np.empty(each.size, np.uint8), grid, each.index, metadata.dtype)
+        size = buffer_bytes(grid, each.index, metadata.dtype, metadata.codec)
+        buffer = np.empty(size, np.uint8)
+        made = encoder(buffer, grid, each.index, metadata.dtype, metadata.codec)
         box = grid.object_box(each.index)
-        encoder.fill(box, values[box.slices()])
-        storage.put(f"{REF.path}/{each.key}", encoder.finish())
+        made.fill(box, values[box.slices()])
+        storage.put(f"{REF.path}/{each.key}", made.finish())
 
 
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_bytes_come_back(grid: Grid) -> None:
-    storage, metadata = MemoryStorage(), ArrayMetadata(grid, "uint8", (None,))
+def test_bytes_come_back(grid: Grid, codec: str | None) -> None:
+    storage, metadata = MemoryStorage(), ArrayMetadata(grid, "uint8", (None,), codec)
     values = np.arange(1, grid.shape[0] + 1, dtype=np.uint8)
     put_all(storage, metadata, values)
-    assert catalog.read_bytes(storage, REF, "a", metadata) == values.tobytes()
+    if codec is None:
+        assert catalog.read_bytes(storage, REF, "a", metadata) == values.tobytes()
+    else:
+        with pytest.raises(CorruptError, match=r"a should hold bytes, but is .*, compressed"):
+            catalog.read_bytes(storage, REF, "a", metadata)
     for each in objects_of("a", metadata):
-        assert check_object(storage, f"{REF.path}/{each.key}", each, BufferPool(100)) == []
+        key = f"{REF.path}/{each.key}"
+        assert check_object(storage, key, each, storage.size(key), BufferPool(100)) == []
 
 
-def test_every_byte_of_an_object_counts() -> None:
-    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,))
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_byte_of_an_object_counts(codec: str | None) -> None:
+    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,), codec)
     put_all(storage, metadata, np.arange(22, dtype=np.uint8))
     for each in objects_of("a", metadata):
         key = f"{REF.path}/{each.key}"
         whole = storage.get(key)
-        assert len(whole) == each.size
+        assert each.size == (len(whole) if codec is None else None)
         for position in range(len(whole)):
             raw = bytearray(whole)
             raw[position] ^= 0x10
             storage.put(key, raw)
-            found = check_object(storage, key, each, BufferPool(100))
+            found = check_object(storage, key, each, len(raw), BufferPool(100))
             assert len(found) == 1, position
         storage.put(key, whole)
+
+
+def test_the_index_alone_tells_a_cut_and_a_longer_object() -> None:
+    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,), CODECS[1])
+    put_all(storage, metadata, np.arange(22, dtype=np.uint8))
+    each = next(objects_of("a", metadata))
+    key = f"{REF.path}/{each.key}"
+    whole = storage.get(key)
+    assert check_tail(storage, key, each, len(whole)) == []
+    for raw in (whole[:-1], whole[1:], whole[:20], b"", whole + b"x", b"x" + whole):
+        storage.put(key, raw)
+        assert len(check_tail(storage, key, each, len(raw))) == 1
 
 
 def test_what_holds_no_bytes() -> None:

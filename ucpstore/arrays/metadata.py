@@ -2,11 +2,12 @@
 
 Two forms exist. A plain array is one chunk per object, codecs `bytes` and `crc32c`. Any other has
 `sharding_indexed`: the object is the outer chunk, its chunks have the same two codecs, and the
-index at the object's end has them too.
+index at the object's end has them too. In both a compressor may stand between the two.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,17 +22,21 @@ _SHARDING = "sharding_indexed"
 
 @dataclass(frozen=True, slots=True)
 class ArrayMetadata:
-    """What an array's `zarr.json` says."""
+    """What an array's `zarr.json` says; `codec` is the compressor as JSON text."""
 
     grid: Grid
     dtype: str
     dimension_names: tuple[str | None, ...]
+    codec: str | None = None
 
 
 def array_document(
-    grid: Grid, dtype: str, dimension_names: Sequence[str | None]
+    grid: Grid, dtype: str, dimension_names: Sequence[str | None], codec: str | None = None
 ) -> dict[str, object]:
-    """The content of the `zarr.json` of an array; keys in the order in which they are written."""
+    """The content of the `zarr.json` of an array; keys in the order in which they are written.
+
+    `codec` is a compressor with its whole configuration, as JSON text.
+    """
     if len(dimension_names) != len(grid.shape):
         raise ValueError(
             f"an array of shape {grid.shape} needs as many dimension names, got {dimension_names}"
@@ -44,7 +49,7 @@ def array_document(
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(grid.object)}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": dtypes.fill_value(dtype),
-        "codecs": _codecs(grid, dtype),
+        "codecs": _codecs(grid, dtype, codec),
         "dimension_names": list(dimension_names),
     }
 
@@ -75,6 +80,7 @@ def parse(document: Mapping[str, object], path: str = "zarr.json") -> ArrayMetad
     if sharded and isinstance(codecs, list):
         inner = _configuration(codecs[0], _SHARDING, path, "codecs")
         chunk = _extents(inner.get("chunk_shape"), 1, path, "codecs")
+    codec = codec_of(document)
     if not len(shape) == len(whole) == len(chunk) or any(
         n % c for n, c in zip(whole, chunk, strict=True)
     ):
@@ -85,8 +91,8 @@ def parse(document: Mapping[str, object], path: str = "zarr.json") -> ArrayMetad
     if not isinstance(names, list) or len(names) != len(shape):
         raise FormatError(f"{path}: dimension_names should be one per dimension, found {names!r}")
     grid = Grid(shape, chunk, whole, sharded)
-    _compare(document, array_document(grid, dtype, names), path)
-    return ArrayMetadata(grid, dtype, tuple(names))
+    _compare(document, array_document(grid, dtype, names, codec), path)
+    return ArrayMetadata(grid, dtype, tuple(names), codec)
 
 
 def grid_of(document: Mapping[str, object], path: str = "zarr.json") -> Grid:
@@ -99,16 +105,29 @@ def dtype_of(document: Mapping[str, object], path: str = "zarr.json") -> str:
     return parse(document, path).dtype
 
 
-def _codecs(grid: Grid, dtype: str) -> list[dict[str, object]]:
+def codec_of(document: Mapping[str, object]) -> str | None:
+    """The compressor of an array as JSON text: what stands between `bytes` and `crc32c`."""
+    codecs = document.get("codecs")
+    if _codec_names(codecs)[:1] == [_SHARDING] and isinstance(codecs, list):
+        configuration = codecs[0].get("configuration")
+        codecs = configuration.get("codecs") if isinstance(configuration, Mapping) else None
+    middle = codecs[1] if isinstance(codecs, list) and len(codecs) == 3 else None
+    if isinstance(middle, Mapping) and isinstance(middle.get("name"), str):
+        return json.dumps(middle, separators=(",", ":"), sort_keys=True)
+    return None
+
+
+def _codecs(grid: Grid, dtype: str, codec: str | None) -> list[dict[str, object]]:
     little: dict[str, object] = {"name": "bytes", "configuration": {"endian": "little"}}
     checksum: dict[str, object] = {"name": "crc32c"}
     # Readers write no byte order for items of one byte, so equal arrays have equal documents.
     values: dict[str, object] = {"name": "bytes"} if dtypes.itemsize(dtype) == 1 else little
+    chain = [values, checksum] if codec is None else [values, json.loads(codec), checksum]
     if not grid.sharded:
-        return [values, checksum]
+        return chain
     configuration = {
         "chunk_shape": list(grid.chunk),
-        "codecs": [values, checksum],
+        "codecs": chain,
         "index_codecs": [little, checksum],
         "index_location": "end",
     }

@@ -10,23 +10,21 @@ offset and length of each chunk of the object's full chunk grid as two little-en
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from ucpstore import dtypes
-from ucpstore.arrays.raw import RawArray, copy_raw, part, raw_dtype
+from ucpstore.arrays.chunks import Bytes, Chunks
+from ucpstore.arrays.raw import RawArray, raw_dtype
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import crc32c
 from ucpstore.geometry.box import Box, Index
 from ucpstore.geometry.grid import CHECKSUM_BYTES, INDEX_ENTRY_BYTES, Grid
 
-Bytes = npt.NDArray[np.uint8]
-
-_LEFT_OUT = 2**64 - 1
+LEFT_OUT = 2**64 - 1
+"""Offset and length, in the index, of a chunk that is not stored."""
 
 
 def slot_bytes(grid: Grid, itemsize: int) -> int:
@@ -48,7 +46,7 @@ def expected_index(grid: Grid, index: Index, itemsize: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _index(stored: Index, full: Index, slot: int) -> bytes:
-    table = np.full((*full, 2), _LEFT_OUT, dtype="<u8")
+    table = np.full((*full, 2), LEFT_OUT, dtype="<u8")
     inside = table[tuple(slice(n) for n in stored)]
     inside[..., 0] = np.arange(math.prod(stored), dtype="<u8").reshape(stored) * np.uint64(slot)
     inside[..., 1] = slot
@@ -64,25 +62,18 @@ class ObjectEncoder:
     checksummed with its last part, while it is still in the processor's cache. Not thread-safe.
     """
 
-    __slots__ = ("_boxes", "_fill", "_grid", "_missing", "_object", "_stored", "_tail", "_views")
+    __slots__ = ("_chunk_bytes", "_chunks", "_object", "_tail")
 
     def __init__(self, buffer: Bytes, grid: Grid, index: Index, dtype: str) -> None:
         itemsize = dtypes.itemsize(dtype)
         size = grid.object_bytes(index, itemsize)
         if buffer.size < size:
             raise ValueError(f"the object needs {size} bytes, but the buffer has {buffer.size}")
-        raw = raw_dtype(itemsize)
-        slot, chunk_bytes = slot_bytes(grid, itemsize), grid.chunk_bytes(itemsize)
-        self._grid = grid
         self._object = buffer[:size]
-        self._stored = grid.stored_chunks(index)
-        self._boxes = grid.chunks(index)
-        self._missing = [box.size for box in self._boxes]
-        self._views = [
-            buffer[start : start + chunk_bytes].view(raw).reshape(grid.chunk)
-            for start in range(0, len(self._boxes) * slot, slot)
-        ]
-        self._fill = np.frombuffer(dtypes.fill_bytes(dtype), dtype=raw)[0]
+        self._chunk_bytes = grid.chunk_bytes(itemsize)
+        self._chunks = Chunks(
+            buffer, grid, index, dtype, start=0, stride=slot_bytes(grid, itemsize)
+        )
         self._tail = expected_index(grid, index, itemsize)
 
     def fill(self, box: Box, values: RawArray) -> None:
@@ -91,70 +82,22 @@ class ObjectEncoder:
         `values` has the shape of `box`, any strides, and the item size of the dtype. Parts must not
         overlap.
         """
-        if values.shape != box.shape:
-            raise ValueError(f"{box} needs values of its shape, but they are {values.shape}")
-        if box.size == 0:
-            return
-        values = values.view(self._views[0].dtype)
-        left = box.size
-        for number in self._touched(box):
-            chunk = self._boxes[number]
-            common = chunk.intersect(box)
-            if common is None:
-                continue
-            copy_raw(
-                part(self._views[number], common.relative_to(chunk.offset)),
-                part(values, common.relative_to(box.offset)),
-            )
-            left -= common.size
-            self._missing[number] -= common.size
-            if self._missing[number] == 0:
-                self._seal(number)
-        if left:
-            raise ValueError(f"{box} is not within the object of {self._boxes[0]} and following")
+        for number in self._chunks.fill(box, values):
+            self._seal(number)
 
     def finish(self) -> memoryview:
         """The bytes of the whole object, in the buffer.
 
         Raises RuntimeError where parts are missing or came twice: an object is written whole.
         """
-        for number, missing in enumerate(self._missing):
-            if missing:
-                box = self._boxes[number]
-                raise RuntimeError(
-                    f"chunk {number} at {box.offset} needs its {box.size} elements once each, but "
-                    f"{box.size - missing} were given; the plan of this save is wrong"
-                )
+        self._chunks.check_whole()
         if self._tail:
             self._object[-len(self._tail) :] = np.frombuffer(self._tail, dtype=np.uint8)
         return self._object.data
 
-    def _touched(self, box: Box) -> list[int]:
-        """Numbers of the stored chunks that may share elements with `box`."""
-        origin = self._boxes[0].offset
-        spans = [
-            range(max(0, (start - base) // extent), min(count, -(-(stop - base) // extent)))
-            for start, stop, base, extent, count in zip(
-                box.offset, box.stop, origin, self._grid.chunk, self._stored, strict=True
-            )
-        ]
-        numbers = []
-        for position in itertools.product(*spans):
-            number = 0
-            for at, count in zip(position, self._stored, strict=True):
-                number = number * count + at
-            numbers.append(number)
-        return numbers
-
     def _seal(self, number: int) -> None:
-        view = self._views[number]
-        for dim, (kept, extent) in enumerate(
-            zip(self._boxes[number].shape, self._grid.chunk, strict=True)
-        ):
-            if kept < extent:
-                view[(slice(None),) * dim + (slice(kept, None),)] = self._fill
-        start = number * (view.nbytes + CHECKSUM_BYTES)
-        end = start + view.nbytes
+        start = number * (self._chunk_bytes + CHECKSUM_BYTES)
+        end = start + self._chunk_bytes
         checksum = crc32c(self._object[start:end])
         self._object[end : end + CHECKSUM_BYTES] = np.frombuffer(
             checksum.to_bytes(CHECKSUM_BYTES, "little"), dtype=np.uint8
@@ -174,10 +117,10 @@ def decode_chunk(
     expected = slot_bytes(grid, itemsize)
     if data.size != expected:
         raise CorruptError(
-            f"{key}: chunk {number} should have {expected} bytes, found {data.size}; {_ADVICE}"
+            f"{key}: chunk {number} should have {expected} bytes, found {data.size}; {ADVICE}"
         )
     values, stored = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:]
-    _check(values, stored, f"{key}: chunk {number}")
+    check_crc32c(values, stored, f"{key}: chunk {number}")
     return values.view(raw_dtype(itemsize)).reshape(grid.chunk)
 
 
@@ -192,31 +135,33 @@ def check_index(data: bytes, grid: Grid, index: Index, itemsize: int, key: str) 
     if len(data) != len(expected):
         raise CorruptError(
             f"{key}: {len(expected)} bytes should follow the last chunk, found {len(data)}; "
-            f"{_ADVICE}"
+            f"{ADVICE}"
         )
     raw = np.frombuffer(data, dtype=np.uint8)
-    _check(raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:], f"{key}: index")
+    check_crc32c(raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:], f"{key}: index")
     for slot, at in enumerate(range(0, len(data), INDEX_ENTRY_BYTES)):
         entry, wanted = data[at : at + INDEX_ENTRY_BYTES], expected[at : at + INDEX_ENTRY_BYTES]
         if entry != wanted:
             raise CorruptError(
                 f"{key}: index entry {slot} should be {_entry(wanted)}, found {_entry(entry)}; "
-                f"{_ADVICE}"
+                f"{ADVICE}"
             )
 
 
-_ADVICE = "restore the object from a copy, or use another step"
+ADVICE = "restore the object from a copy, or use another step"
+"""What to do about a damaged object."""
 
 
-def _check(values: Bytes, stored: Bytes, what: str) -> None:
+def check_crc32c(values: Bytes, stored: Bytes, what: str) -> None:
+    """Raise CorruptError, naming `what`, unless `stored` is the checksum of `values`."""
     written, found = int.from_bytes(stored.tobytes(), "little"), crc32c(values)
     if written != found:
         raise CorruptError(
             f"{what} is damaged: its checksum is {written:08x}, but its bytes give {found:08x}; "
-            f"{_ADVICE}"
+            f"{ADVICE}"
         )
 
 
 def _entry(raw: bytes) -> str:
     offset, length = (int(n) for n in np.frombuffer(raw, dtype="<u8"))
-    return "no chunk" if offset == length == _LEFT_OUT else f"{length} bytes at {offset}"
+    return "no chunk" if offset == length == LEFT_OUT else f"{length} bytes at {offset}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -57,12 +58,15 @@ def _row(name: str, entry: Entry) -> tuple[str, ...]:
         return (name, f"{shown}, for each of {entry.count}" if entry.count > 1 else shown)
     tied = f"is {text.printable(entry.path)}" if entry.tied else ""
     chunks = f"chunks {text.shape(entry.chunk)}" if entry.shape else ""
+    if entry.codec is not None:
+        chunks = ", ".join(filter(None, (chunks, text.printable(json.loads(entry.codec)["name"]))))
     return (name, entry.dtype, text.shape(entry.shape), chunks, text.size(entry.bytes), tied)
 
 
 def _array(entry: ArrayEntry) -> dict[str, object]:
     fields = asdict(entry)
     del fields["keys"]
+    fields["codec"] = None if entry.codec is None else json.loads(entry.codec)
     return {"name": entry.name, **fields}
 
 

@@ -7,7 +7,7 @@ Only metadata is read: no tensor is copied but for foreign byte orders, pending 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ucpstore import dtypes
 from ucpstore.describe.modules import EXTRA_STATE, entries
 from ucpstore.describe.naming import Named, inner_optimizer, modules_of
 from ucpstore.describe.numpys import from_numpy
@@ -24,8 +25,9 @@ from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import check_kind, hold, memory_of, plain
-from ucpstore.errors import StateError
+from ucpstore.describe.target import converts
+from ucpstore.describe.tensors import check_kind, dtype_name, hold, memory_of, plain
+from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.format.documents import canonical
 from ucpstore.geometry import ArraySpec, Piece
 from ucpstore.perrank import PerRank
@@ -39,7 +41,8 @@ _MAPPING_TAGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered_dict"}
 class LocalArray:
     """One array and what this rank holds of it.
 
-    `tensor` is plain and detached, of any device and strides, and shares memory with the state.
+    `tensor` is plain and detached, of any device and strides, and shares memory with the state. Its
+    dtype is another than that of `spec` where values are converted on their way into the store.
     `pieces` pair boxes of the array with boxes of `tensor`. `plain` says that it is no DTensor, so
     that every rank describing it is taken to hold the same values.
     """
@@ -63,15 +66,20 @@ def describe(
     state: object,
     *,
     per_rank: Sequence[str] | str = (),
+    cast: Sequence[tuple[str, str]] = (),
+    codec_of: Callable[[str], str | None] = lambda name: None,
     group_ranks: Mapping[int, int],
     rank: int | None = None,
 ) -> LocalState:
     """Describe a state; no communication, and nothing in it changes.
 
     `per_rank` are name patterns (`loader.*`, as in fnmatch, over names joined with dots) of values
-    that differ by rank. `group_ranks` maps global ranks to ranks of the process group, `rank` is
-    this process's rank in it (needed only where torch.distributed is not initialised). Raises
-    StateError or UnsupportedError, naming the path, for whatever cannot be stored.
+    that differ by rank, `cast` pairs of such a pattern and the Zarr name of the dtype in which
+    tensors of these names are stored (the first that matches counts). `codec_of` gives the
+    compressor of the array of a name. `group_ranks` maps global ranks to ranks of the process
+    group, `rank` is this process's rank in it (needed only where torch.distributed is not
+    initialised). Raises StateError or UnsupportedError, naming the path, for whatever cannot be
+    stored.
     """
     if not isinstance(state, Mapping):
         raise StateError(
@@ -79,7 +87,8 @@ def describe(
             "e.g. {'model': model, 'optim': optimizer}"
         )
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
-    walk = _SaveWalk(Ranks.here(group_ranks, rank), patterns, modules_of(dict(state)))
+    ranks = Ranks.here(group_ranks, rank)
+    walk = _SaveWalk(ranks, patterns, tuple(cast), codec_of, modules_of(dict(state)))
     tree = walk.value(dict(state), ROOT)
     return LocalState(
         tree,
@@ -99,6 +108,8 @@ class _SaveWalk:
 
     ranks: Ranks
     patterns: tuple[str, ...]
+    casts: tuple[tuple[str, str], ...]
+    codec_of: Callable[[str], str | None]
     modules: tuple[Named, ...]
     arrays: dict[str, LocalArray] = field(default_factory=dict)
     documents: list[PerRankDocument] = field(default_factory=list)
@@ -193,7 +204,9 @@ class _SaveWalk:
             return self._state_array(tensor, place, owner)
         check_kind(tensor, place.shown)
         if tensor.dim() == 0:
-            return encode(plain(tensor, place.shown).cpu(), place.shown)
+            value = plain(tensor, place.shown).cpu()
+            stored = self._stored_dtype(dtype_name(value.dtype, place.shown), place)
+            return encode(value.to(dtypes.to_torch(stored)), place.shown)
         return self._state_array(tensor, place, owner)
 
     def _state_array(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
@@ -223,8 +236,22 @@ class _SaveWalk:
             self.first.update((key, place.path) for key in keys)
         if names is None:
             names = dimension_names(place.name, len(held.shape))
-        spec = ArraySpec(place.path, held.shape, held.dtype, names, held.partition)
+        dtype = self._stored_dtype(held.dtype, place)
+        codec = self.codec_of(place.shown)
+        spec = ArraySpec(place.path, held.shape, dtype, names, held.partition, codec)
         if place.path in self.arrays:
             raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
         self.arrays[place.path] = LocalArray(spec, held.local, held.pieces, held.partition is None)
         return {"array": place.path}
+
+    def _stored_dtype(self, dtype: str, place: Place) -> str:
+        """In which dtype a tensor of `dtype` is stored, by the first pattern that matches."""
+        for pattern, wanted in self.casts:
+            if fnmatchcase(place.shown, pattern):
+                if not converts(dtype, wanted):
+                    raise UnsupportedError(
+                        f"{place.shown}: cast[{pattern!r}] asks for {wanted}, but {dtype} is never "
+                        f"converted to {dtypes.kind(wanted)}; let the pattern leave it out"
+                    )
+                return wanted
+        return dtype

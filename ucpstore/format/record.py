@@ -14,7 +14,12 @@ FORMAT_VERSION: Final = 1
 """The version of a step's contents that this package writes, and the newest that it reads."""
 
 FEATURES: Final = ("packed-row-major",)
-"""What a reader must understand beyond the version; all of these are written and read."""
+"""What a reader must understand beyond the version; every step has these."""
+
+CODECS: Final = "codecs"
+"""The feature of a step with arrays that have a compressor."""
+
+_KNOWN = (*FEATURES, CODECS)
 
 MAX_METADATA_BYTES: Final = 64 * 1024
 
@@ -185,7 +190,7 @@ def _check_version(attributes: Mapping[str, Json], key: str) -> None:
             f"{FORMAT_VERSION}; upgrade ucpstore to read this step"
         )
     features = expect(attributes.get("features"), list, f"features of {key}")
-    unknown = [str(feature) for feature in features if feature not in FEATURES]
+    unknown = [str(feature) for feature in features if feature not in _KNOWN]
     if unknown:
         raise FormatError(
             f"{key} needs {', '.join(unknown)}, which this ucpstore does not know; "

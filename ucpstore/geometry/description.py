@@ -23,6 +23,7 @@ class ArraySpec:
 
     `path` is the array's path in the step, segments escaped, joined by `/`. `dtype` is its Zarr v3
     registry name. `partition` is None for a plain tensor: held whole by every rank describing it.
+    `codec` is the array's compressor as JSON text.
     """
 
     path: str
@@ -30,6 +31,7 @@ class ArraySpec:
     dtype: str
     dimension_names: tuple[str, ...]
     partition: Partition | None
+    codec: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class GlobalArray:
     dimension_names: tuple[str, ...]
     layout: Layout
     joined: bool = False
+    codec: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         holders = held[path]
         first_class, first = holders[0]
         for other_class, other in holders[1:]:
-            for name in ("shape", "dtype", "dimension_names"):
+            for name in ("shape", "dtype", "dimension_names", "codec"):
                 if getattr(first, name) != getattr(other, name):
                     plain = first.partition is None and other.partition is None
                     advice = _SAME_PLAIN if plain else _SAME_GLOBAL
@@ -122,7 +125,15 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         # Plain tensors are known to be nothing more.
         joined = len(partitions) > 1 and any(spec.partition for _, spec in holders)
         merged.append(
-            GlobalArray(path, first.shape, first.dtype, first.dimension_names, layout, joined)
+            GlobalArray(
+                path,
+                first.shape,
+                first.dtype,
+                first.dimension_names,
+                layout,
+                joined,
+                first.codec,
+            )
         )
     return tuple(merged)
 
@@ -194,7 +205,7 @@ def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
     rows = []
     for spec in specs:
         number = partitions.setdefault(spec.partition, len(partitions))
-        rows.append([spec.path, spec.shape, spec.dtype, spec.dimension_names, number])
+        rows.append([spec.path, spec.shape, spec.dtype, spec.dimension_names, number, spec.codec])
     table = [
         None
         if partition is None
@@ -222,6 +233,6 @@ def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
         for entry in table
     ]
     return tuple(
-        ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number])
-        for path, shape, dtype, names, number in rows
+        ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number], codec)
+        for path, shape, dtype, names, number, codec in rows
     )

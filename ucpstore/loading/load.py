@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ucpstore import catalog
 from ucpstore.agree import Group, local_group
+from ucpstore.arrays.chain import check_codec
 from ucpstore.catalog import StepRef
 from ucpstore.describe import (
     Cast,
@@ -172,8 +173,10 @@ class _Load:
         self.todo = [
             request
             for read in self.target.reads
-            for request in requests(read, opened.grids[read.path])
+            for request in requests(read, opened.arrays[read.path])
         ]
+        for request in self.todo:
+            check_codec(request.array, request.read.path)
         self._end("plan")
         return canonical([self.target.items, self.target.unexpected])
 

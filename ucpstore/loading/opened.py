@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ucpstore import catalog
-from ucpstore.arrays.metadata import parse
+from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.catalog import Documents, StepRef
 from ucpstore.describe import ArrayInfo
 from ucpstore.format import layout
@@ -15,7 +15,6 @@ from ucpstore.format.documents import canonical
 from ucpstore.format.paths import segment_of
 from ucpstore.format.record import CommitRecord
 from ucpstore.format.step import parse_step
-from ucpstore.geometry import Grid
 from ucpstore.options import Options
 from ucpstore.storage import Storage
 from ucpstore.tree import Node, inline
@@ -38,7 +37,7 @@ class Opened:
 
     ref: StepRef
     tree: Node
-    grids: Mapping[str, Grid]
+    arrays: Mapping[str, ArrayMetadata]
     infos: Mapping[str, ArrayInfo]
 
 
@@ -97,7 +96,7 @@ def _parse(
     return Opened(
         ref,
         _inlined(step.tree, items, large.__getitem__),
-        {path: each.grid for path, each in parsed.items()},
+        parsed,
         {path: ArrayInfo(each.grid.shape, each.dtype) for path, each in parsed.items()},
     )
 

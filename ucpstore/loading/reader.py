@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ucpstore.arrays.packed import chunk_offset, decode_chunk, slot_bytes
+from ucpstore.arrays.chain import decode
+from ucpstore.arrays.compressed import Extent, parse_index
+from ucpstore.arrays.metadata import ArrayMetadata
+from ucpstore.arrays.packed import chunk_offset, slot_bytes
 from ucpstore.arrays.raw import part as region
 from ucpstore.catalog import StepRef, missing
 from ucpstore.describe import Read
 from ucpstore.dtypes import itemsize, to_torch
-from ucpstore.geometry import Grid, Index
+from ucpstore.geometry import Index
 from ucpstore.options import MIB, Options
 from ucpstore.plan import ChunkRead, plan_reads
-from ucpstore.staging import BufferPool, pool_for, write_local
+from ucpstore.staging import BufferPool, pool_for, read_tail, write_local
 from ucpstore.storage import Storage
 
 REQUEST_BYTES = 8 * MIB
@@ -24,37 +27,73 @@ REQUEST_BYTES = 8 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One contiguous range of one object: chunks that follow each other, and where they go."""
+    """Chunks of one object in stored order, and where they go.
+
+    One contiguous range, but where the array has a compressor: then all chunks that are needed of
+    the object, whose index tells the ranges.
+    """
 
     read: Read
-    grid: Grid
+    array: ArrayMetadata
     index: Index
     chunks: tuple[ChunkRead, ...]
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of one chunk with its checksum."""
-        return slot_bytes(self.grid, itemsize(self.read.dtype))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes to read."""
-        return self.slot_bytes * len(self.chunks)
-
-
-def requests(read: Read, grid: Grid) -> Iterator[Request]:
-    """The ranges to read for one target: no chunk that it does not touch, none twice."""
-    slot = slot_bytes(grid, itemsize(read.dtype))
+def requests(read: Read, array: ArrayMetadata) -> Iterator[Request]:
+    """What to read for one target: no chunk that it does not touch, none twice."""
+    slot = slot_bytes(array.grid, itemsize(read.dtype))
     most = max(1, REQUEST_BYTES // slot)
-    for each in plan_reads(read.pieces, grid):
+    for each in plan_reads(read.pieces, array.grid):
+        if array.codec is not None:
+            yield Request(read, array, each.index, each.chunks)
+            continue
         run: list[ChunkRead] = []
         for chunk in each.chunks:
             if run and (chunk.number != run[-1].number + 1 or len(run) == most):
-                yield Request(read, grid, each.index, tuple(run))
+                yield Request(read, array, each.index, tuple(run))
                 run = []
             run.append(chunk)
         if run:
-            yield Request(read, grid, each.index, tuple(run))
+            yield Request(read, array, each.index, tuple(run))
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Chunks that follow each other in an object, and where each starts and ends, in bytes."""
+
+    chunks: Sequence[ChunkRead]
+    extents: Sequence[Extent]
+
+    @property
+    def start(self) -> int:
+        return self.extents[0].offset
+
+    @property
+    def bytes(self) -> int:
+        return self.extents[-1].stop - self.start
+
+
+def _packed(request: Request) -> Iterator[_Range]:
+    """The one range of a request whose offsets follow from the grid."""
+    grid, size = request.array.grid, itemsize(request.read.dtype)
+    slot = slot_bytes(grid, size)
+    extents = [Extent(chunk_offset(grid, each.number, size), slot) for each in request.chunks]
+    yield _Range(request.chunks, extents)
+
+
+def _joined(chunks: Sequence[ChunkRead], extents: Sequence[Extent]) -> Iterator[_Range]:
+    """Ranges of chunks that lie next to each other; `extents` are those of all stored chunks."""
+    run: list[ChunkRead] = []
+    for chunk in sorted(chunks, key=lambda each: extents[each.number].offset):
+        here = extents[chunk.number]
+        if run and (
+            here.offset != extents[run[-1].number].stop
+            or here.stop - extents[run[0].number].offset > REQUEST_BYTES
+        ):
+            yield _Range(run, [extents[each.number] for each in run])
+            run = []
+        run.append(chunk)
+    yield _Range(run, [extents[each.number] for each in run])
 
 
 class Reader:
@@ -68,7 +107,7 @@ class Reader:
         self._lock = threading.Lock()
         self._stop = False
         self.bytes_read = 0
-        """Bytes of data and checksums that were read so far."""
+        """Bytes of chunks, checksums and indexes that were read so far."""
 
     def run(self, todo: Sequence[Request]) -> None:
         """Read all; after the first error the rest is skipped and the error raised."""
@@ -93,20 +132,38 @@ class Reader:
                 raise
 
     def _one(self, request: Request) -> None:
-        read, grid = request.read, request.grid
-        key = f"{self._ref.path}/{read.path}/{grid.key(request.index)}"
-        start = chunk_offset(grid, request.chunks[0].number, itemsize(read.dtype))
-        slot = request.slot_bytes
+        key = f"{self._ref.path}/{request.read.path}/{request.array.grid.key(request.index)}"
+        try:
+            ranges = _packed(request) if request.array.codec is None else self._found(request, key)
+            for each in ranges:
+                self._range(request, each, key)
+        except FileNotFoundError:
+            raise missing(self._storage, self._ref, key) from None
+
+    def _found(self, request: Request, key: str) -> Iterator[_Range]:
+        """The ranges of a request, from the object's size and its index."""
+        grid = request.array.grid
+        size = self._storage.size(key)
+        if not grid.sharded:
+            return _joined(request.chunks, [Extent(0, size)])
+        tail = read_tail(self._storage, key, grid, size)
+        self._count(len(tail))
+        return _joined(request.chunks, parse_index(tail, grid, request.index, size, key))
+
+    def _range(self, request: Request, each: _Range, key: str) -> None:
+        read, array = request.read, request.array
+        # A compressor needs room for one chunk beside what was read.
+        room = 0 if array.codec is None else array.grid.chunk_bytes(itemsize(read.dtype))
         dtype = to_torch(read.dtype)
-        with self._pool.take(request.bytes) as buffer:
-            try:
-                self._storage.read_into(key, start, buffer.data)
-            except FileNotFoundError:
-                raise missing(self._storage, self._ref, key) from None
-            for position, chunk in enumerate(request.chunks):
-                part = buffer[position * slot : (position + 1) * slot]
-                values = decode_chunk(part, grid, read.dtype, key, chunk.number)
+        with self._pool.take(each.bytes + room) as buffer:
+            self._storage.read_into(key, each.start, buffer[: each.bytes].data)
+            for chunk, extent in zip(each.chunks, each.extents, strict=True):
+                stored = buffer[extent.offset - each.start : extent.stop - each.start]
+                values = decode(stored, array.grid, read.dtype, array.codec, key, chunk.number)
                 for inside, local in chunk.copies:
                     write_local(read.tensor, local, region(values, inside), dtype)
+        self._count(each.bytes)
+
+    def _count(self, size: int) -> None:
         with self._lock:
-            self.bytes_read += request.bytes
+            self.bytes_read += size

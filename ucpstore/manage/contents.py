@@ -31,7 +31,8 @@ class ArrayEntry:
 
     `path` is the array below the step's folder, `chunk` and `object` are shapes in elements,
     `bytes` is the size of the values and `stored_bytes` that of the objects, checksums and padding
-    included. `tied` says that another name, the first, owns the array.
+    included. With a compressor, `codec`, only the objects themselves tell that, and it is None.
+    `tied` says that another name, the first, owns the array.
     """
 
     keys: tuple[str, ...]
@@ -42,8 +43,9 @@ class ArrayEntry:
     object: tuple[int, ...]
     objects: int
     bytes: int
-    stored_bytes: int
+    stored_bytes: int | None
     tied: bool
+    codec: str | None = None
 
     @property
     def name(self) -> str:
@@ -180,6 +182,7 @@ class _Reader:
             bytes=math.prod(grid.shape) * dtypes.itemsize(metadata.dtype),
             stored_bytes=_stored_bytes(metadata),
             tied=tied,
+            codec=metadata.codec,
         )
 
     def _metadata(self, path: str) -> ArrayMetadata:
@@ -223,7 +226,9 @@ def _is_part(node: Node) -> bool:
     return tag_of(node) in _ELSEWHERE or bool(children(node))
 
 
-def _stored_bytes(metadata: ArrayMetadata) -> int:
+def _stored_bytes(metadata: ArrayMetadata) -> int | None:
+    if metadata.codec is not None:
+        return None
     grid, itemsize = metadata.grid, dtypes.itemsize(metadata.dtype)
     # Chunks of objects at the edge add up, along each dimension, to those of the whole array.
     chunks = math.prod(-(-n // c) for n, c in zip(grid.shape, grid.chunk, strict=True))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ucpstore.arrays.chain import decode
+from ucpstore.arrays.compressed import Extent, check_order, parse_index
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import check_index, decode_chunk, slot_bytes
+from ucpstore.arrays.packed import check_index, slot_bytes
 from ucpstore.dtypes import itemsize
 from ucpstore.errors import CorruptError
 from ucpstore.geometry import Index
 from ucpstore.options import MIB
-from ucpstore.staging import BufferPool
+from ucpstore.staging import BufferPool, read_tail
 from ucpstore.storage import Storage
 
 READ_BYTES = 4 * MIB
@@ -20,50 +22,94 @@ READ_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """One object of an array: its key below the step, its index in the grid, its stored bytes."""
+    """One object of an array: its key below the step, its index in the grid, its stored bytes.
+
+    `size` is None where a compressor decides about it.
+    """
 
     key: str
     metadata: ArrayMetadata
     index: Index
-    size: int
+    size: int | None
 
 
 def objects_of(path: str, metadata: ArrayMetadata) -> Iterator[ObjectRef]:
     """All objects of the array at `path`, in row-major order."""
-    grid, size = metadata.grid, itemsize(metadata.dtype)
+    grid, item = metadata.grid, itemsize(metadata.dtype)
     for index in grid.object_indices():
-        yield ObjectRef(
-            f"{path}/{grid.key(index)}", metadata, index, grid.object_bytes(index, size)
-        )
+        size = grid.object_bytes(index, item) if metadata.codec is None else None
+        yield ObjectRef(f"{path}/{grid.key(index)}", metadata, index, size)
 
 
-def check_object(
-    storage: Storage, key: str, each: ObjectRef, pool: BufferPool
-) -> list[CorruptError]:
-    """Read an object that has its right size; what is wrong with its chunks and its index.
+def check_tail(storage: Storage, key: str, each: ObjectRef, size: int) -> list[CorruptError]:
+    """Read the index of a compressed object of `size` bytes; what is wrong with it.
 
     Raises what `read_into` does.
     """
-    grid, dtype = each.metadata.grid, each.metadata.dtype
-    slot = slot_bytes(grid, itemsize(dtype))
-    count = (each.size - grid.index_bytes) // slot
-    most = max(1, READ_BYTES // slot)
+    try:
+        _extents(storage, key, each, size)
+    except CorruptError as error:
+        return [error]
+    return []
+
+
+def check_object(
+    storage: Storage, key: str, each: ObjectRef, size: int, pool: BufferPool
+) -> list[CorruptError]:
+    """Read a whole object of `size` bytes; what is wrong with its chunks and its index.
+
+    Raises what `read_into` does.
+    """
+    metadata = each.metadata
+    grid, dtype, codec = metadata.grid, metadata.dtype, metadata.codec
     found = []
-    for first in range(0, count, most):
-        numbers = range(first, min(first + most, count))
-        with pool.take(len(numbers) * slot) as buffer:
-            storage.read_into(key, first * slot, buffer.data)
+    try:
+        extents = _extents(storage, key, each, size)
+    except CorruptError as error:
+        return [error]  # nothing tells where its chunks are
+    room = 0 if codec is None else grid.chunk_bytes(itemsize(dtype))
+    for numbers in _runs(extents):
+        start = extents[numbers[0]].offset
+        length = extents[numbers[-1]].stop - start
+        with pool.take(length + room) as buffer:
+            storage.read_into(key, start, buffer[:length].data)
             for number in numbers:
-                start = (number - first) * slot
+                here = extents[number]
+                part = buffer[here.offset - start : here.stop - start]
                 try:
-                    decode_chunk(buffer[start : start + slot], grid, dtype, key, number)
+                    decode(part, grid, dtype, codec, key, number)
                 except CorruptError as error:
                     found.append(error)
-    if grid.sharded:
-        tail = bytearray(grid.index_bytes)
-        storage.read_into(key, count * slot, memoryview(tail))
+    if codec is None and grid.sharded:
+        tail = read_tail(storage, key, grid, size)
         try:
-            check_index(bytes(tail), grid, each.index, itemsize(dtype), key)
+            check_index(tail, grid, each.index, itemsize(dtype), key)
         except CorruptError as error:
             found.append(error)
     return found
+
+
+def _extents(storage: Storage, key: str, each: ObjectRef, size: int) -> tuple[Extent, ...]:
+    """Where the chunks of an object lie: by its grid, or with a compressor by its index."""
+    grid, index = each.metadata.grid, each.index
+    if each.metadata.codec is None:
+        slot = slot_bytes(grid, itemsize(each.metadata.dtype))
+        count = (size - grid.index_bytes) // slot
+        return tuple(Extent(number * slot, slot) for number in range(count))
+    if not grid.sharded:
+        return (Extent(0, size),)
+    tail = read_tail(storage, key, grid, size)
+    extents = parse_index(tail, grid, index, size, key)
+    check_order(tail, extents, grid, index, size, key)
+    return extents
+
+
+def _runs(extents: Sequence[Extent]) -> Iterator[range]:
+    """Numbers of chunks to read together, about `READ_BYTES`; the extents follow each other."""
+    first = 0
+    for number, each in enumerate(extents):
+        if number > first and each.stop - extents[first].offset > READ_BYTES:
+            yield range(first, number)
+            first = number
+    if extents:
+        yield range(first, len(extents))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ucpstore import catalog
+from ucpstore.arrays.chain import check_codec
 from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.catalog import StepRef
 from ucpstore.describe import Read
@@ -13,8 +14,8 @@ from ucpstore.dtypes import to_torch
 from ucpstore.errors import CorruptError
 from ucpstore.format import layout
 from ucpstore.format.step import parse_item, parse_step
-from ucpstore.geometry import Box, Grid, Piece
-from ucpstore.loading.reader import Reader, requests
+from ucpstore.geometry import Box, Piece
+from ucpstore.loading.reader import Reader, Request, requests
 from ucpstore.manage.index import Selection, select
 from ucpstore.options import Options
 from ucpstore.storage import Storage
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 class StoredArray:
     """One array of a step. Indexing reads the chunks of that slice, nothing more."""
 
-    def __init__(self, checkpoint: Checkpoint, path: str, grid: Grid, dtype: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, path: str, stored: ArrayMetadata) -> None:
         self._checkpoint = checkpoint
-        self._grid = grid
-        self._dtype = dtype
+        self._stored = stored
+        self._grid = stored.grid
+        self._dtype = stored.dtype
         self.path = path
         """Path below the step's folder."""
 
@@ -75,9 +77,9 @@ class StoredArray:
         self._checkpoint._fill([self._target(tensor, box)])
         return tensor[selection.within]
 
-    def _target(self, tensor: torch.Tensor, box: Box) -> tuple[Read, Grid]:
+    def _target(self, tensor: torch.Tensor, box: Box) -> tuple[Read, ArrayMetadata]:
         pieces = (Piece(box, Box.whole(box.shape)),) if box.size else ()
-        return Read(self.path, tensor, pieces, self._dtype), self._grid
+        return Read(self.path, tensor, pieces, self._dtype), self._stored
 
 
 class Item(Mapping[str, StoredArray]):
@@ -186,8 +188,7 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
             ) from None
 
     def _array(self, path: str) -> StoredArray:
-        metadata = self._metadata(path)
-        return StoredArray(self, path, metadata.grid, metadata.dtype)
+        return StoredArray(self, path, self._metadata(path))
 
     def _metadata(self, path: str) -> ArrayMetadata:
         documents = self._documents(path)
@@ -215,8 +216,11 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         """The contents of an array of bytes that holds a large leaf of the tree."""
         return catalog.read_bytes(self._storage, self._ref, path, self._metadata(path))
 
-    def _fill(self, targets: Iterable[tuple[Read, Grid]]) -> None:
-        todo = [request for read, grid in targets for request in requests(read, grid)]
+    def _fill(self, targets: Iterable[tuple[Read, ArrayMetadata]]) -> None:
+        todo: list[Request] = []
+        for read, array in targets:
+            check_codec(array, read.path)
+            todo += requests(read, array)
         if todo:
             Reader(self._storage, self._ref, self._options).run(todo)
 

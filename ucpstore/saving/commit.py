@@ -15,13 +15,19 @@ from datetime import UTC, datetime
 
 import ucpstore
 from ucpstore import catalog
-from ucpstore.arrays.metadata import to_bytes
+from ucpstore.arrays.metadata import codec_of, to_bytes
 from ucpstore.errors import OutcomeUnknownError, StepExistsError, StorageError, UnsupportedError
 from ucpstore.format import layout
 from ucpstore.format.documents import PLAIN, canonical
 from ucpstore.format.marks import WorkMark
 from ucpstore.format.paths import find_clash
-from ucpstore.format.record import CommitRecord, DocumentEntry, arrays_crc32c
+from ucpstore.format.record import (
+    CODECS,
+    FEATURES,
+    CommitRecord,
+    DocumentEntry,
+    arrays_crc32c,
+)
 from ucpstore.format.step import build_item, build_step, groups_of
 from ucpstore.options import Options
 from ucpstore.saving.bytearrays import bytes_document, bytes_grid, write_bytes
@@ -147,12 +153,17 @@ class Commit:
                 (path, to_bytes(document)) for path, document in self._documents.items()
             ),
             metadata=metadata,
+            features=self._features(),
         )
         self.storage.sync(f"{self.path}/")
         self._put_record(record)
         self._refuse_superseded()
         self._tidy()
         return Outcome(self.generation, len(self._documents), total.objects, total.bytes)
+
+    def _features(self) -> tuple[str, ...]:
+        compressed = any(codec_of(document) for document in self._documents.values())
+        return (*FEATURES, CODECS) if compressed else FEATURES
 
     def _put(self, path: str, document: bytes) -> None:
         self.storage.put(f"{self.path}/{path}/{layout.DOCUMENT}", document)

@@ -4,18 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+from ucpstore.arrays.compressors import MAX_CHUNK_BYTES, settle
 from ucpstore.arrays.metadata import array_document, to_bytes
+from ucpstore.describe import LocalState
+from ucpstore.dtypes import itemsize
+from ucpstore.errors import UnsupportedError
 from ucpstore.format import layout
-from ucpstore.options import Options
+from ucpstore.options import Options, codecs_of
 from ucpstore.plan import SavePlan
 from ucpstore.storage import Storage
 
 
+def settle_codecs(state: LocalState, options: Options) -> LocalState:
+    """The state, each array's codec with its whole configuration, as it is stored.
+
+    Raises UnsupportedError for a codec of `options` that does not work here, named by an array or
+    not: ranks that hold other arrays would fail, and this one has to as well.
+    """
+    for text in dict.fromkeys(codecs_of(options)):
+        try:
+            settle(text, 1)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"option codecs: {error}") from error
+    return replace(
+        state,
+        arrays=tuple(
+            array
+            if array.spec.codec is None
+            else replace(
+                array,
+                spec=replace(
+                    array.spec, codec=settle(array.spec.codec, itemsize(array.spec.dtype))
+                ),
+            )
+            for array in state.arrays
+        ),
+    )
+
+
 def plan_documents(plan: SavePlan) -> dict[str, Mapping[str, object]]:
-    """The metadata of all planned arrays, by path."""
+    """The metadata of all planned arrays, by path.
+
+    Raises UnsupportedError for an array whose chunks are larger than compressors take.
+    """
+    for array, grid in plan.arrays:
+        size = grid.chunk_bytes(itemsize(array.dtype))
+        if array.codec is not None and size > MAX_CHUNK_BYTES:
+            raise UnsupportedError(
+                f"{array.path}: its chunks of {size} bytes are larger than the {MAX_CHUNK_BYTES} "
+                "that can be compressed; use smaller chunks (chunk_bytes), or no codec"
+            )
     return {
-        array.path: array_document(grid, array.dtype, array.dimension_names)
+        array.path: array_document(grid, array.dtype, array.dimension_names, array.codec)
         for array, grid in plan.arrays
     }
 
@@ -27,7 +69,7 @@ def write_array_documents(
 
     def write(number: int) -> None:
         array, grid = plan.arrays[number]
-        document = array_document(grid, array.dtype, array.dimension_names)
+        document = array_document(grid, array.dtype, array.dimension_names, array.codec)
         storage.put(f"{prefix}/{array.path}/{layout.DOCUMENT}", to_bytes(document))
 
     with ThreadPoolExecutor(options.threads, "ucpstore-write") as pool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ucpstore.describe.patterns import check_patterns
+from ucpstore.describe.patterns import SaveCast, check_casts, check_patterns
 from ucpstore.errors import StateError
 from ucpstore.format.layout import check_step
 from ucpstore.format.record import check_metadata
@@ -25,6 +25,8 @@ class SaveRequest:
     metadata: Node
     per_rank: tuple[str, ...]
     check_replicas: CheckReplicas
+    cast: tuple[tuple[str, str], ...] = ()
+    """Name patterns and names of the dtypes in which tensors are stored."""
 
     @staticmethod
     def checked(
@@ -34,6 +36,7 @@ class SaveRequest:
         metadata: object,
         per_rank: object,
         check_replicas: CheckReplicas,
+        cast: SaveCast = None,
     ) -> SaveRequest:
         """Raise StateError, naming the argument, for what is wrong by itself."""
         if not isinstance(state, Mapping):
@@ -54,4 +57,5 @@ class SaveRequest:
             check_metadata({} if metadata is None else metadata),
             check_patterns("per_rank", per_rank),
             check_replicas,
+            check_casts(cast),
         )

@@ -25,12 +25,12 @@ from ucpstore.format import layout
 from ucpstore.format.documents import canonical
 from ucpstore.format.marks import WorkMark
 from ucpstore.geometry import RankClass, merge, specs_from_bytes, specs_to_bytes
-from ucpstore.options import Options
+from ucpstore.options import Options, codec_for
 from ucpstore.plan import SavePlan, plan_save
 from ucpstore.saving import arrival as arrivals
 from ucpstore.saving.arrival import Arrival, Invitation, PerRankArrival, PerRankRows, digest
 from ucpstore.saving.commit import Commit, Outcome
-from ucpstore.saving.documents import plan_documents, write_array_documents
+from ucpstore.saving.documents import plan_documents, settle_codecs, write_array_documents
 from ucpstore.saving.mark import check_mark, end
 from ucpstore.saving.perrank import rows_documents, write_rows
 from ucpstore.saving.replicas import compared, joined_digests, replica_digests
@@ -160,9 +160,12 @@ class _Save:
         self.state = describe(
             request.state,
             per_rank=request.per_rank,
+            cast=request.cast,
+            codec_of=lambda name: codec_for(name, self.options),
             group_ranks={rank: n for n, rank in enumerate(self.group.global_ranks)},
             rank=self.group.rank,
         )
+        self.state = settle_codecs(self.state, self.options)
         self.specs = specs_to_bytes([array.spec for array in self.state.arrays])
         self.tree = canonical(self.state.tree)
         structure = digest(self.specs)

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 
-from ucpstore.arrays.packed import ObjectEncoder
+from ucpstore.arrays.chain import Encoder, buffer_bytes, encoder
 from ucpstore.arrays.raw import RawArray, copy_raw, part, raw_dtype
 from ucpstore.describe import LocalArray
-from ucpstore.dtypes import itemsize
+from ucpstore.dtypes import itemsize, to_torch
 from ucpstore.exchange import Exchanger
 from ucpstore.format.documents import canonical
-from ucpstore.geometry import Box, Grid
+from ucpstore.geometry import Box
 from ucpstore.options import Options
 from ucpstore.plan import Message, ObjectWrite, RankPlan, Round, SavePlan, Transfer
-from ucpstore.staging import BufferPool, Bytes, parts, pool_for, read_local
+from ucpstore.staging import BufferPool, Bytes, pool_for, read_parts
 from ucpstore.storage import Storage
 
 _Json = bytes  # Written has a field named bytes
@@ -111,11 +111,10 @@ class _Writer:
         return Written(self._objects, self._bytes, self._exchanged)
 
     def _write_own(self, write: ObjectWrite) -> None:
-        grid, dtype, path = self._facts(write.array)
-        with self._pool.take(grid.object_bytes(write.index, itemsize(dtype))) as buffer:
-            encoder = ObjectEncoder(buffer, grid, write.index, dtype)
-            self._fill_own(encoder, path, write.own)
-            self._put(f"{path}/{grid.key(write.index)}", encoder)
+        with self._pool.take(self._buffer_bytes(write)) as buffer:
+            made = self._encoder(write, buffer)
+            self._fill_own(made, write)
+            self._put(self._key(write), made)
 
     def _exchange(self, rounds: Sequence[Round], exchanger: Exchanger) -> None:
         # A pool of their own: these hold buffers when they are handed over, and must not queue
@@ -143,16 +142,14 @@ class _Writer:
         for write in each.writes:
             if self._failed is not None:
                 break
-            grid, dtype, path = self._facts(write.array)
-            size = grid.object_bytes(write.index, itemsize(dtype))
+            size = self._buffer_bytes(write)
             buffer = self._pool.acquire(size)
             try:
-                encoder = ObjectEncoder(buffer[:size], grid, write.index, dtype)
-                self._fill_own(encoder, path, write.own)
+                made = self._encoder(write, buffer[:size])
+                self._fill_own(made, write)
                 for box, values in received.get((write.array, write.index), ()):
-                    encoder.fill(box, values)
-                key = f"{path}/{grid.key(write.index)}"
-                future = shared.submit(self._guard, self._put, key, encoder)
+                    made.fill(box, values)
+                future = shared.submit(self._guard, self._put, self._key(write), made)
             except BaseException:
                 self._pool.release(buffer)
                 raise
@@ -170,10 +167,8 @@ class _Writer:
         for transfer in message.transfers:
             size = self._transfer_bytes(transfer)
             target = self._raw_view(buffer[start : start + size], transfer)
-            local = self._local[self._plan.arrays[transfer.array].array.path]
-            for piece in parts(local.pieces, transfer.box):
-                inside = piece.box.relative_to(transfer.box.offset)
-                copy_raw(part(target, inside), read_local(local.tensor, piece.local))
+            for box, values in self._own_values(transfer.array, transfer.box):
+                copy_raw(part(target, box.relative_to(transfer.box.offset)), values)
             start += size
         return buffer
 
@@ -202,23 +197,35 @@ class _Writer:
     def _message_bytes(self, message: Message) -> int:
         return sum(self._transfer_bytes(transfer) for transfer in message.transfers)
 
-    def _fill_own(self, encoder: ObjectEncoder, path: str, boxes: Sequence[Box]) -> None:
-        local = self._local.get(path)
-        for box in boxes:
-            assert local is not None
-            for piece in parts(local.pieces, box):
-                encoder.fill(piece.box, read_local(local.tensor, piece.local))
+    def _fill_own(self, made: Encoder, write: ObjectWrite) -> None:
+        for region in write.own:
+            for box, values in self._own_values(write.array, region):
+                made.fill(box, values)
 
-    def _put(self, key: str, encoder: ObjectEncoder) -> None:
-        data = encoder.finish()
+    def _own_values(self, number: int, region: Box) -> Iterator[tuple[Box, RawArray]]:
+        """What this rank holds of a region of an array, in the dtype in which it is stored."""
+        array = self._plan.arrays[number].array
+        local = self._local[array.path]
+        return read_parts(local.tensor, local.pieces, region, to_torch(array.dtype))
+
+    def _put(self, key: str, made: Encoder) -> None:
+        data = made.finish()
         self._storage.put(f"{self._prefix}/{key}", data)
         with self._lock:
             self._objects += 1
             self._bytes += data.nbytes
 
-    def _facts(self, array: int) -> tuple[Grid, str, str]:
-        planned = self._plan.arrays[array]
-        return planned.grid, planned.array.dtype, planned.array.path
+    def _buffer_bytes(self, write: ObjectWrite) -> int:
+        array, grid = self._plan.arrays[write.array]
+        return buffer_bytes(grid, write.index, array.dtype, array.codec)
+
+    def _encoder(self, write: ObjectWrite, buffer: Bytes) -> Encoder:
+        array, grid = self._plan.arrays[write.array]
+        return encoder(buffer, grid, write.index, array.dtype, array.codec)
+
+    def _key(self, write: ObjectWrite) -> str:
+        array, grid = self._plan.arrays[write.array]
+        return f"{array.path}/{grid.key(write.index)}"
 
     def _guard(self, action: Callable[..., None], *arguments: object) -> None:
         """Run a task unless another has failed, and remember its failure."""
