@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -97,11 +97,22 @@ def _joined(chunks: Sequence[ChunkRead], extents: Sequence[Extent]) -> Iterator[
 
 
 class Reader:
-    """Carries out requests for one committed step with worker threads under the byte budget."""
+    """Carries out requests for one committed step with worker threads under the byte budget.
 
-    def __init__(self, storage: Storage, ref: StepRef, options: Options) -> None:
+    `done` is told each request that was carried out, from several threads; what it raises ends the
+    reading.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        ref: StepRef,
+        options: Options,
+        done: Callable[[Request], None] | None = None,
+    ) -> None:
         self._storage = storage
         self._ref = ref
+        self._done = done
         self._threads = options.threads
         self._pool: BufferPool = pool_for(options.budget_bytes)
         self._lock = threading.Lock()
@@ -139,6 +150,8 @@ class Reader:
                 self._range(request, each, key)
         except FileNotFoundError:
             raise missing(self._storage, self._ref, key) from None
+        if self._done is not None:
+            self._done(request)
 
     def _found(self, request: Request, key: str) -> Iterator[_Range]:
         """The ranges of a request, from the object's size and its index."""

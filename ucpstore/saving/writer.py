@@ -61,12 +61,14 @@ def write_objects(
     local: Mapping[str, LocalArray],
     exchanger: Callable[[], Exchanger],
     options: Options,
+    done: Callable[[ObjectWrite], None] | None = None,
 ) -> Written:
     """Write all objects of one rank's part of a plan below `prefix`.
 
     `local` are the rank's arrays by path; `exchanger` is called where the plan has an exchange.
+    `done` is told each object that was put, from several threads; what it raises ends the write.
     """
-    return _Writer(storage, prefix, plan, local, options).run(rank_plan, exchanger)
+    return _Writer(storage, prefix, plan, local, options, done).run(rank_plan, exchanger)
 
 
 class _Writer:
@@ -79,11 +81,13 @@ class _Writer:
         plan: SavePlan,
         local: Mapping[str, LocalArray],
         options: Options,
+        done: Callable[[ObjectWrite], None] | None,
     ) -> None:
         self._storage = storage
         self._prefix = prefix
         self._plan = plan
         self._local = local
+        self._done = done
         self._threads = options.threads
         self._pool: BufferPool = pool_for(options.budget_bytes)
         self._lock = threading.Lock()
@@ -114,7 +118,7 @@ class _Writer:
         with self._pool.take(self._buffer_bytes(write)) as buffer:
             made = self._encoder(write, buffer)
             self._fill_own(made, write)
-            self._put(self._key(write), made)
+            self._put(write, made)
 
     def _exchange(self, rounds: Sequence[Round], exchanger: Exchanger) -> None:
         # A pool of their own: these hold buffers when they are handed over, and must not queue
@@ -149,7 +153,7 @@ class _Writer:
                 self._fill_own(made, write)
                 for box, values in received.get((write.array, write.index), ()):
                     made.fill(box, values)
-                future = shared.submit(self._guard, self._put, self._key(write), made)
+                future = shared.submit(self._guard, self._put, write, made)
             except BaseException:
                 self._pool.release(buffer)
                 raise
@@ -208,12 +212,14 @@ class _Writer:
         local = self._local[array.path]
         return read_parts(local.tensor, local.pieces, region, to_torch(array.dtype))
 
-    def _put(self, key: str, made: Encoder) -> None:
+    def _put(self, write: ObjectWrite, made: Encoder) -> None:
         data = made.finish()
-        self._storage.put(f"{self._prefix}/{key}", data)
+        self._storage.put(f"{self._prefix}/{self._key(write)}", data)
         with self._lock:
             self._objects += 1
             self._bytes += data.nbytes
+        if self._done is not None:
+            self._done(write)
 
     def _buffer_bytes(self, write: ObjectWrite) -> int:
         array, grid = self._plan.arrays[write.array]
