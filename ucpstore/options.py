@@ -63,11 +63,13 @@ class Options:
     """Compressors of arrays: pairs of a name pattern and a codec, or a dict of them.
 
     Patterns are those of fnmatch over names joined with dots, as in `cast`; the first that matches
-    an array decides, None there means no compressor, and arrays without a match have none. A codec
-    is a name that zarr-python knows (`"zstd"`, `"blosc"`, `"gzip"`, `"numcodecs.lz4"`), or a
-    mapping as in Zarr metadata: `{"name": "zstd", "configuration": {"level": 3}}`. Kept as a tuple
-    of pairs (pattern, JSON text), so that options stay hashable. No environment variable: patterns
-    belong to the names of one program.
+    an array decides, None there means no compressor, and arrays without a match have none. One that
+    matches nothing is no error: options may serve several programs, and the ranks of a pipeline
+    have different names. A tied tensor goes by its first name. A codec is a name that zarr-python
+    knows (`"zstd"`, `"blosc"`, `"gzip"`, `"numcodecs.lz4"`), or a mapping as in Zarr metadata:
+    `{"name": "zstd", "configuration": {"level": 3}}`. Kept as a tuple of pairs (pattern, JSON
+    text), so that options stay hashable. `UCPSTORE_CODECS` is not read: patterns belong to the
+    names of one program.
     """
 
     def __post_init__(self) -> None:
@@ -102,10 +104,10 @@ def codec_for(name: str, options: Options) -> str | None:
     return None
 
 
-def codecs_of(options: Options) -> tuple[str, ...]:
-    """The codecs that `options` name, as JSON text."""
+def codecs_of(options: Options) -> tuple[tuple[str, str], ...]:
+    """Each pattern of `options` that asks for a codec, and the codec as JSON text."""
     pairs = cast("tuple[tuple[str, str], ...]", options.codecs)
-    return tuple(text for _, text in pairs if text != _NO_CODEC)
+    return tuple((pattern, text) for pattern, text in pairs if text != _NO_CODEC)
 
 
 _NO_CODEC = "null"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ucpstore import dtypes
+from ucpstore.arrays.compressors import settle
 from ucpstore.arrays.metadata import array_document, to_bytes
 from ucpstore.arrays.packed import ObjectEncoder
 from ucpstore.format import documents, layout, paths, per_rank, record, step
@@ -28,7 +29,7 @@ EXAMPLES = [
 
 
 def test_every_example_is_canonical():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     for raw in EXAMPLES:
         assert canonical(json.loads(raw)) == raw
 
@@ -72,11 +73,13 @@ def test_the_optimizer_is_what_the_code_writes():
 
 
 def test_the_arrays_are_what_the_code_writes():
-    plain, packed = (raw for raw in EXAMPLES if b'"node_type":"array"' in raw)
+    plain, packed, compressed = (raw for raw in EXAMPLES if b'"node_type":"array"' in raw)
     grid = Grid((768,), (768,), (768,), False)
     assert plain == to_bytes(array_document(grid, "bfloat16", ("norm.weight:0",)))
     grid = Grid((3,), (2,), (4,), True)
     assert packed == to_bytes(array_document(grid, "int16", ("w:0",)))
+    codec = settle('{"name":"zstd","configuration":{"level":3}}', 2)
+    assert compressed == to_bytes(array_document(grid, "int16", ("w:0",), codec))
 
 
 def test_the_object_is_what_the_code_writes():
@@ -125,5 +128,5 @@ def test_limits():
 
 def test_versions_and_features():
     assert PAGE.startswith(f"# Format, version {record.FORMAT_VERSION}\n")
-    for feature in record.FEATURES:
+    for feature in (*record.FEATURES, record.CODECS):
         assert f"The feature `{feature}`" in PAGE

@@ -50,6 +50,8 @@ MAX_CHUNK_BYTES = 0x7E000000
 """Larger chunks are more than several compressors take."""
 
 _SAMPLE_BYTES = 1 << 16
+_LENGTH_BYTES = 1 << 12
+"""Lengths are tried modulo this: what a codec may ask of a length is that items divide it."""
 
 
 def bound_bytes(size: int) -> int:
@@ -125,20 +127,49 @@ def settle(codec: str, itemsize: int) -> str:
     makes it longer than `bound_bytes`.
     """
     made = compressor(codec, itemsize)
-    sample = np.random.default_rng(0).integers(0, 256, _SAMPLE_BYTES, dtype=np.uint8)
     try:
-        encoded = made.encode(sample)
-        same = np.array_equal(made.decode(encoded), sample)
+        _try(made, _SAMPLE_BYTES)
         text = made.text()
+    except UnsupportedError:
+        raise
     except Exception as error:
         raise UnsupportedError(
             f"codec {made.name!r} does not work here: {error}; install what it needs, or use "
             "another one"
         ) from error
-    if not same or encoded.size > bound_bytes(sample.size):
+    return text
+
+
+def check_length(codec: str, itemsize: int, size: int) -> None:
+    """Raise UnsupportedError where a codec that `settle` gave does not take `size` bytes.
+
+    A shuffle of items larger than the array's own is such a one.
+    """
+    _check_length(codec, itemsize, _LENGTH_BYTES + size % _LENGTH_BYTES)
+
+
+@lru_cache(maxsize=4096)
+def _check_length(codec: str, itemsize: int, size: int) -> None:
+    made = compressor(codec, itemsize)
+    try:
+        _try(made, size)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"codec {made.name!r} does not take chunks of this length: {error}; change its "
+            "configuration, or use another one"
+        ) from error
+
+
+def _try(made: Compressor, size: int) -> None:
+    """Encode and decode `size` bytes that do not shrink."""
+    sample = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    encoded = made.encode(sample)
+    same = np.array_equal(made.decode(encoded), sample)
+    if not same or encoded.size > bound_bytes(size):
         what = "gives other bytes back" if not same else "makes bytes that do not shrink far longer"
         raise UnsupportedError(f"codec {made.name!r} {what}; use another one")
-    return text
 
 
 def _parse(codec: str) -> dict[str, JSON]:
@@ -161,7 +192,7 @@ def _codec_class(name: str) -> type[Codec]:
         near = difflib.get_close_matches(name, names, n=1)
         if near and near[0] not in KNOWN:
             near = [f"numcodecs.{near[0]}"]
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(KNOWN)}"
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(KNOWN)}."
         raise UnsupportedError(
             f"zarr-python knows no codec {name!r} here{hint} Other codecs come with packages that "
             "register them: install the one that has it"

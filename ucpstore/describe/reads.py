@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -72,9 +73,17 @@ class Reads:
         like_tensor: torch.Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> torch.Tensor:
-        """New memory for a stored array, read as stored, in the layout of `like_tensor`."""
+        """New memory for a stored array, in the layout of `like_tensor`.
+
+        Of the stored dtype, or of that of `like_tensor` where `cast` allows it and it is wider: a
+        state that was cast when it was saved has to work with its parameter again.
+        """
         info = self.info(array_path(node))
         dtype = dtypes.to_torch(info.dtype)
+        if like_tensor is not None and any(fnmatchcase(place.shown, each) for each in self.cast):
+            other = like_tensor.dtype
+            alike = dtypes.kind(info.dtype) == dtypes.kind(dtype_name(other, place.shown))
+            dtype = other if alike and other.itemsize > dtype.itemsize else dtype
         if isinstance(like_tensor, DTensor):
             made: torch.Tensor = like(like_tensor, dtype)
         elif like_tensor is not None:

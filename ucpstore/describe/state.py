@@ -25,8 +25,7 @@ from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.target import converts
-from ucpstore.describe.tensors import check_kind, dtype_name, hold, memory_of, plain
+from ucpstore.describe.tensors import check_kind, hold, memory_of, plain
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.format.documents import canonical
 from ucpstore.geometry import ArraySpec, Piece
@@ -75,8 +74,9 @@ def describe(
 
     `per_rank` are name patterns (`loader.*`, as in fnmatch, over names joined with dots) of values
     that differ by rank, `cast` pairs of such a pattern and the Zarr name of the dtype in which
-    tensors of these names are stored (the first that matches counts). `codec_of` gives the
-    compressor of the array of a name. `group_ranks` maps global ranks to ranks of the process
+    arrays of these names are stored (the first that matches counts). 0-d tensors that lie in the
+    tree keep theirs: a `step` of 1001 would be 1000 in bfloat16. `codec_of` gives the compressor
+    of the array of a name. `group_ranks` maps global ranks to ranks of the process
     group, `rank` is this process's rank in it (needed only where torch.distributed is not
     initialised). Raises StateError or UnsupportedError, naming the path, for whatever cannot be
     stored.
@@ -204,9 +204,7 @@ class _SaveWalk:
             return self._state_array(tensor, place, owner)
         check_kind(tensor, place.shown)
         if tensor.dim() == 0:
-            value = plain(tensor, place.shown).cpu()
-            stored = self._stored_dtype(dtype_name(value.dtype, place.shown), place)
-            return encode(value.to(dtypes.to_torch(stored)), place.shown)
+            return encode(plain(tensor, place.shown).cpu(), place.shown)
         return self._state_array(tensor, place, owner)
 
     def _state_array(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
@@ -245,13 +243,17 @@ class _SaveWalk:
         return {"array": place.path}
 
     def _stored_dtype(self, dtype: str, place: Place) -> str:
-        """In which dtype a tensor of `dtype` is stored, by the first pattern that matches."""
+        """In which dtype an array of `dtype` is stored, by the first pattern that matches."""
         for pattern, wanted in self.casts:
             if fnmatchcase(place.shown, pattern):
-                if not converts(dtype, wanted):
+                # A load never converts to a narrower kind, so it could not take back what became a
+                # float of an int.
+                if dtypes.kind(dtype) != dtypes.kind(wanted):
                     raise UnsupportedError(
-                        f"{place.shown}: cast[{pattern!r}] asks for {wanted}, but {dtype} is never "
-                        f"converted to {dtypes.kind(wanted)}; let the pattern leave it out"
+                        f"{place.shown}: cast[{pattern!r}] asks for {wanted}, but {dtype} is "
+                        f"stored as {dtypes.kind(dtype)} only, so that it can be loaded again; "
+                        f"put {place.shown!r}: torch.{dtype} before this pattern, the first that "
+                        "matches counts"
                     )
                 return wanted
         return dtype

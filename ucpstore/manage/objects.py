@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from ucpstore.arrays.chain import decode
 from ucpstore.arrays.compressed import Extent, check_order, parse_index
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import check_index, slot_bytes
+from ucpstore.arrays.packed import ADVICE, check_index, slot_bytes
 from ucpstore.dtypes import itemsize
 from ucpstore.errors import CorruptError
 from ucpstore.geometry import Index
+from ucpstore.geometry.grid import CHECKSUM_BYTES
 from ucpstore.options import MIB
 from ucpstore.staging import BufferPool, read_tail
 from ucpstore.storage import Storage
@@ -97,6 +98,11 @@ def _extents(storage: Storage, key: str, each: ObjectRef, size: int) -> tuple[Ex
         count = (size - grid.index_bytes) // slot
         return tuple(Extent(number * slot, slot) for number in range(count))
     if not grid.sharded:
+        if size < CHECKSUM_BYTES:
+            raise CorruptError(
+                f"{key} should have at least the {CHECKSUM_BYTES} bytes of its checksum, found "
+                f"{size}; {ADVICE}"
+            )
         return (Extent(0, size),)
     tail = read_tail(storage, key, grid, size)
     extents = parse_index(tail, grid, index, size, key)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ucpstore.arrays.compressors import MAX_CHUNK_BYTES, settle
+from ucpstore.arrays.compressors import MAX_CHUNK_BYTES, check_length, settle
 from ucpstore.arrays.metadata import array_document, to_bytes
-from ucpstore.describe import LocalState
+from ucpstore.describe import LocalArray, LocalState
 from ucpstore.dtypes import itemsize
 from ucpstore.errors import UnsupportedError
 from ucpstore.format import layout
@@ -23,39 +23,44 @@ def settle_codecs(state: LocalState, options: Options) -> LocalState:
     Raises UnsupportedError for a codec of `options` that does not work here, named by an array or
     not: ranks that hold other arrays would fail, and this one has to as well.
     """
-    for text in dict.fromkeys(codecs_of(options)):
+    for pattern, text in codecs_of(options):
         try:
             settle(text, 1)
         except UnsupportedError as error:
-            raise UnsupportedError(f"option codecs: {error}") from error
-    return replace(
-        state,
-        arrays=tuple(
-            array
-            if array.spec.codec is None
-            else replace(
-                array,
-                spec=replace(
-                    array.spec, codec=settle(array.spec.codec, itemsize(array.spec.dtype))
-                ),
-            )
-            for array in state.arrays
-        ),
-    )
+            raise UnsupportedError(f"option codecs[{pattern!r}]: {error}") from error
+    return replace(state, arrays=tuple(_settled(array) for array in state.arrays))
+
+
+def _settled(array: LocalArray) -> LocalArray:
+    spec = array.spec
+    if spec.codec is None:
+        return array
+    try:
+        codec = settle(spec.codec, itemsize(spec.dtype))
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{spec.path}: {error}") from error
+    return replace(array, spec=replace(spec, codec=codec))
 
 
 def plan_documents(plan: SavePlan) -> dict[str, Mapping[str, object]]:
     """The metadata of all planned arrays, by path.
 
-    Raises UnsupportedError for an array whose chunks are larger than compressors take.
+    Raises UnsupportedError for an array whose chunks are larger than compressors take, or of a
+    length that its compressor does not.
     """
     for array, grid in plan.arrays:
+        if array.codec is None:
+            continue
         size = grid.chunk_bytes(itemsize(array.dtype))
-        if array.codec is not None and size > MAX_CHUNK_BYTES:
+        if size > MAX_CHUNK_BYTES:
             raise UnsupportedError(
                 f"{array.path}: its chunks of {size} bytes are larger than the {MAX_CHUNK_BYTES} "
                 "that can be compressed; use smaller chunks (chunk_bytes), or no codec"
             )
+        try:
+            check_length(array.codec, itemsize(array.dtype), size)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{array.path}: {error}") from error
     return {
         array.path: array_document(grid, array.dtype, array.dimension_names, array.codec)
         for array, grid in plan.arrays
