@@ -185,10 +185,12 @@ def save(
     and tensors of one name on several meshes (large ones on the first save of a structure),
     "always" every replica, "never" none.
 
-    `cast` maps name patterns to the dtypes in which tensors are stored,
+    `cast` maps name patterns to the dtypes in which arrays are stored,
     `{"optim.exp_avg.*": torch.bfloat16}`; the first that matches counts. It loses what the narrower
-    dtype does not hold, floats are never made integers, and a load into the original dtype needs
-    `cast` as well. The state itself does not change. `options.codecs` compress arrays.
+    dtype does not hold, stays within a kind (float to float, int to int), and a load into the
+    original dtype needs `cast` as well. Scalars in the tree, as an optimizer's `step`, keep theirs,
+    and the state itself does not change. `options.codecs` compress arrays. A pattern of any of
+    these that matches nothing is no error.
 
     On failure all ranks raise the first cause, with its rank, and no step appears. Raises
     StepExistsError, StateError, UnsupportedError, StorageError, RankMissingError and, where rank 0

@@ -14,7 +14,7 @@ import pytest
 import zarr.registry
 from zarr.codecs import ZstdCodec
 
-from ucpstore.arrays.compressors import KNOWN, compressor, settle
+from ucpstore.arrays.compressors import KNOWN, check_length, compressor, settle
 from ucpstore.errors import UnsupportedError
 
 DATA = np.arange(5000, dtype=np.uint8)
@@ -67,6 +67,17 @@ def test_configurations_are_completed() -> None:
 def test_what_cannot_be_used_is_named(given: str, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         settle(given, 4)
+
+
+def test_lengths_that_a_codec_does_not_take() -> None:
+    shuffle = settle(codec("numcodecs.shuffle", elementsize=4), 1)
+    for size in (4, 8, 1 << 20, 4 * 4097):
+        check_length(shuffle, 1, size)
+    for size in (1, 6, (1 << 20) + 2, 4097):
+        with pytest.raises(UnsupportedError, match="shuffle' does not take chunks of"):
+            check_length(shuffle, 1, size)
+    for name in KNOWN:
+        check_length(settle(codec(name), 2), 2, 2 * 4097)
 
 
 class Longer(ZstdCodec):
