@@ -316,3 +316,9 @@ def test_an_optimizer_without_states_gets_usable_ones_with_cast(
         wide = torch.float64 if name.startswith("1.") else BF16 if cast is None else F32
         assert state["exp_avg_sq"].dtype == wide  # never narrowed
         assert same(state["step"], torch.tensor(1001.0))
+    other(torch.ones(1, 6)).sum().backward()
+    if cast is None:
+        with pytest.raises(RuntimeError, match="BFloat16"):
+            again.step()
+    else:
+        again.step()
