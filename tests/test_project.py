@@ -161,10 +161,84 @@ def test_the_readme_is_short_and_has_the_two_commands() -> None:
     assert "make test" in lines
 
 
+DOCUMENTS = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that links give to the headings of a document, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
-    for path in (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")):
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+    for path in DOCUMENTS:
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", path.read_text()):
+            where = f"{path.relative_to(ROOT)} links to {target}#{anchor}"
+            found = path.parent / target if target else path
+            assert found.exists(), where
+            assert not anchor or anchor in anchors(found), where
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    for path in ROOT.glob("docs/*.md"):
+        assert f"](docs/{path.name}" in text, f"README.md does not link to docs/{path.name}"
+
+
+def test_errors_that_documents_quote_are_raised() -> None:
+    trees = dict(modules())
+    said = " ".join(
+        " ".join(node.value.split())
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    classes = defined(trees["errors.py"]) | {"UserWarning"}
+    for name in ("troubleshooting", "storage"):
+        quotes = [text for cell in symptoms(ROOT / f"docs/{name}.md") for text in quoted(cell)]
+        assert len(quotes) > 15
+        for text in quotes:
+            kind = re.match(r"(\w+(?:Error|Warning)): ", text)
+            assert not kind or kind[1] in classes, f"docs/{name}.md: there is no {kind[1]}"
+            words = longest_run(text)
+            threes = [" ".join(words[at : at + 3]) for at in range(max(1, len(words) - 2))]
+            assert any(each in said for each in threes), f"docs/{name}.md: nothing says {text}"
+
+
+NOT_OURS = ("ucpstore ", "ValueError: No Zarr data", "ZarrUserWarning: ", "No space left on device")
+
+
+def quoted(cell: str) -> list[str]:
+    """The messages that a cell quotes, without commands and what the system or zarr-python says."""
+    found = [text for text in re.findall(r"`([^`]+)`", cell) if not text.startswith(NOT_OURS)]
+    return [text for text in found if len(longest_run(text)) > 1]
+
+
+def longest_run(text: str) -> list[str]:
+    """The longest run of words that are no names or numbers of an example."""
+    runs: list[list[str]] = [[]]
+    for word in re.sub(r"^\w+(Error|Warning): ", "", text).split():
+        if re.fullmatch(r"[A-Za-z]+[,;:]?", word):
+            runs[-1].append(word)
+        else:
+            runs.append([])
+    return max(runs, key=len)
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names of the classes of a module."""
+    return {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def symptoms(path: Path) -> list[str]:
+    """The first cells of the tables whose first column is what a user sees."""
+    found: list[str] = []
+    for table in re.findall(
+        r"^\| (?:you see|the message says) \|.*\n((?:\|.*\n)+)", path.read_text(), re.M
+    ):
+        found += [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[1:]]
+    return found
 
 
 def test_compose_pins_its_images_and_listens_on_loopback_only() -> None:
