@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ucpstore.manage.open import Checkpoint
     from ucpstore.options import Options
     from ucpstore.perrank import PerRank
+    from ucpstore.progress import ProgressEvent
     from ucpstore.saving import SaveHandle, SaveReport
     from ucpstore.store import CheckpointStore, load, save
 
@@ -51,6 +52,7 @@ __all__ = [
     "Options",
     "OutcomeUnknownError",
     "PerRank",
+    "ProgressEvent",
     "RankMissingError",
     "SaveHandle",
     "SaveReport",
@@ -70,6 +72,7 @@ _HOMES = {
     "LoadReport": "ucpstore.loading",
     "Options": "ucpstore.options",
     "PerRank": "ucpstore.perrank",
+    "ProgressEvent": "ucpstore.progress",
     "SaveHandle": "ucpstore.saving",
     "SaveReport": "ucpstore.saving",
     "load": "ucpstore.store",

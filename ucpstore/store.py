@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
     from ucpstore.describe import Cast
     from ucpstore.describe.patterns import SaveCast
+    from ucpstore.progress import ProgressCallback
     from ucpstore.saving.request import CheckReplicas
+
+_log = logging.getLogger("ucpstore")
+"""Has one line at INFO for each save and each load that succeeded, from rank 0 of its group."""
 
 
 class CheckpointStore:
@@ -64,6 +69,7 @@ class CheckpointStore:
         per_rank: Sequence[str] = (),
         check_replicas: CheckReplicas = None,
         cast: SaveCast = None,
+        progress: ProgressCallback | None = None,
         options: Options | None = None,
     ) -> SaveHandle:
         """Save `state` as `step`; see `ucpstore.save`."""
@@ -75,10 +81,13 @@ class CheckpointStore:
                 raise problem
             self._check_shared(group)
             return SaveRequest.checked(
-                state, step, overwrite, metadata, per_rank, check_replicas, cast
+                state, step, overwrite, metadata, per_rank, check_replicas, cast, progress
             )
 
-        return SaveHandle(save_state(self._storage, group, request, used))
+        report = save_state(self._storage, group, request, used)
+        if group.rank == 0:
+            _log.info("%s", report)
+        return SaveHandle(report)
 
     def load(
         self,
@@ -89,6 +98,7 @@ class CheckpointStore:
         cast: Cast = None,
         process_group: ProcessGroup | None = None,
         collective: bool = True,
+        progress: ProgressCallback | None = None,
         options: Options | None = None,
     ) -> LoadReport:
         """Load `step` into `state`; see `ucpstore.load`."""
@@ -100,9 +110,12 @@ class CheckpointStore:
                 raise problem
             if collective:
                 self._check_shared(group)
-            return LoadRequest.checked(state, step, strict, cast, collective)
+            return LoadRequest.checked(state, step, strict, cast, collective, progress)
 
-        return load_state(self._storage, group, request, used, collective=collective)
+        report = load_state(self._storage, group, request, used, collective=collective)
+        if group.rank == 0 or not collective:
+            _log.info("%s", report)
+        return report
 
     def _check_shared(self, group: Group) -> None:
         if self._storage.one_process and group.size > 1 and not group.one_process:
@@ -169,6 +182,7 @@ def save(
     per_rank: Sequence[str] = (),
     check_replicas: CheckReplicas = None,
     cast: SaveCast = None,
+    progress: ProgressCallback | None = None,
     storage_options: Mapping[str, object] | None = None,
     options: Options | None = None,
 ) -> SaveHandle:
@@ -192,6 +206,12 @@ def save(
     and the state itself does not change. `options.codecs` compress arrays. A pattern of any of
     these that matches nothing is no error.
 
+    `progress` is a function that is told a `ProgressEvent` when a phase of this rank begins and
+    ends, and at most every 0.1 s in between; ranks may differ in it. It is called on a thread of
+    the save's own, never twice at once. An error that it raises is an error of this rank: the save
+    fails on all ranks and nothing is committed. Rank 0 logs one line at INFO to the logger
+    `ucpstore` once the step is saved.
+
     On failure all ranks raise the first cause, with its rank, and no step appears. Raises
     StepExistsError, StateError, UnsupportedError, StorageError, RankMissingError and, where rank 0
     is lost while it commits, OutcomeUnknownError.
@@ -206,6 +226,7 @@ def save(
         per_rank=per_rank,
         check_replicas=check_replicas,
         cast=cast,
+        progress=progress,
         options=options,
     )
 
@@ -219,6 +240,7 @@ def load(
     cast: Cast = None,
     process_group: ProcessGroup | None = None,
     collective: bool = True,
+    progress: ProgressCallback | None = None,
     storage_options: Mapping[str, object] | None = None,
     options: Options | None = None,
 ) -> LoadReport:
@@ -230,6 +252,8 @@ def load(
     `strict`: all names must be there on both sides. Without `strict` the report lists what did not
     match. `cast` are patterns of names whose dtype may differ from the stored one (never float to
     integer).
+
+    `progress` is told how far this rank is, and rank 0 logs the outcome, as in `save`.
 
     Names, shapes and dtypes are checked on all ranks before anything of any target changes. After
     an error while reading, the target is undefined. Raises StepNotFoundError, MismatchError,
@@ -243,5 +267,6 @@ def load(
         cast=cast,
         process_group=process_group,
         collective=collective,
+        progress=progress,
         options=options,
     )

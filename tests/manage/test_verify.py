@@ -11,13 +11,14 @@ import pytest
 from manage.samples import flip, opened, step_folder
 from services.faults import WRITES, FaultyStorage, Operation
 
-from ucpstore.errors import FormatError, StepNotFoundError, StorageError
+from ucpstore.errors import FormatError, StateError, StepNotFoundError, StorageError
 from ucpstore.format.layout import commit_key, tag_key
 from ucpstore.format.marks import Tag
 from ucpstore.format.record import CommitRecord
 from ucpstore.manage.objects import READ_BYTES
 from ucpstore.manage.verify import VerifyReport, verify
 from ucpstore.options import MIB, Options
+from ucpstore.progress import ProgressEvent
 from ucpstore.storage import Entry
 
 
@@ -263,14 +264,46 @@ def test_objects_are_read_in_parts(made: Path, monkeypatch: pytest.MonkeyPatch) 
     assert storage.bytes("read_into") == report.bytes
 
 
-def test_progress_ends_at_all_bytes(made: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = verify(
-        opened(made), data=True, progress=lambda done, total: told.append((done, total))
-    )
-    assert len(told) == report.objects
-    assert told[-1][0] == report.bytes
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+def test_progress_counts_the_bytes_of_each_step(made: Path) -> None:
+    storage = FaultyStorage(opened(made))
+    told: list[ProgressEvent] = []
+    report = verify(storage, data=True, progress=told.append)
+    phases = [(each.phase, each.step) for each in told]
+    assert list(dict.fromkeys(phases)) == [
+        ("records", None),
+        ("documents", 100),
+        ("objects", 100),
+        ("documents", 200),
+        ("objects", 200),
+    ]
+    last = dict(zip(phases, told, strict=True))
+    records = last["records", None]
+    assert (records.done_objects, records.total_objects) == (2, 2)
+    for step in (100, 200):
+        event = last["objects", step]
+        folder = step_folder(made, step).name
+        assert event.done_bytes == event.total_bytes == storage.bytes("read_into", folder)
+        assert event.done_objects == event.total_objects
+        assert (event.action, event.rank) == ("verify", 0)
+    assert sum(last["objects", step].done_bytes for step in (100, 200)) == report.bytes_read
+
+
+def test_progress_without_data_counts_documents(made: Path) -> None:
+    told: list[ProgressEvent] = []
+    verify(opened(made), 100, progress=told.append)
+    assert (told[-1].phase, told[-1].done_bytes, told[-1].total_bytes) == ("objects", 0, 0)
+    # The arrays' own, and the folders of two moments and of the vocabulary's document.
+    assert told[-1].done_objects == told[-1].total_objects == 16 + 3
+
+
+def test_an_error_of_the_callback_ends_a_verification(made: Path) -> None:
+    def callback(event: ProgressEvent) -> None:
+        raise RuntimeError(f"no room for {event.phase}")
+
+    with pytest.raises(RuntimeError, match="no room for records"):
+        verify(opened(made), data=True, progress=callback)
+    with pytest.raises(StateError, match="progress must be a function"):
+        verify(opened(made), progress=5)  # type: ignore[arg-type]  # that is what is tested
 
 
 def test_a_storage_that_fails_is_no_damage(made: Path) -> None:

@@ -15,7 +15,6 @@ from ucpstore.cli import exits
 from ucpstore.errors import StateError
 
 if TYPE_CHECKING:
-    from ucpstore.manage.findings import Progress
     from ucpstore.storage import Storage
 
 app = typer.Typer(
@@ -156,6 +155,7 @@ def verify(
 
     Compares all documents, and the presence and size of all objects; --data reads them too.
     """
+    from ucpstore.cli.bar import bar
     from ucpstore.cli.verify import document, page
     from ucpstore.manage.verify import verify as verify_store
     from ucpstore.options import Options
@@ -164,7 +164,7 @@ def verify(
     number = _step(step)
     with (
         _storage(url, storage_option, endpoint_url) as storage,
-        _progress(data and not as_json) as progress,
+        bar(not as_json) as progress,
     ):
         found = verify_store(
             storage, number, data=data, options=Options.from_environment(), progress=progress
@@ -224,24 +224,3 @@ def _print(page: Iterable[str], document: dict[str, object] | None) -> None:
         return
     for line in page:
         sys.stdout.write(f"{line}\n")
-
-
-@contextmanager
-def _progress(wanted: bool) -> Iterator[Progress | None]:
-    """A bar on stderr where that is a terminal."""
-    if not wanted or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    bar = Progress(
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("verify", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

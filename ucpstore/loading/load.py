@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from ucpstore import catalog
@@ -29,10 +30,12 @@ from ucpstore.dtypes import itemsize
 from ucpstore.errors import StateError
 from ucpstore.format import layout
 from ucpstore.format.documents import canonical
+from ucpstore.loading.counts import ReadCounts
 from ucpstore.loading.opened import item_name, open_handed, read_step
 from ucpstore.loading.reader import Reader, Request, requests
 from ucpstore.loading.report import LoadReport
 from ucpstore.options import Options
+from ucpstore.progress import Progress, ProgressCallback, check_progress
 from ucpstore.storage import Storage
 
 
@@ -44,10 +47,16 @@ class LoadRequest:
     step: int | None
     strict: bool
     cast: Cast
+    progress: ProgressCallback | None = None
 
     @staticmethod
     def checked(
-        state: object, step: object, strict: object, cast: Cast, collective: object = True
+        state: object,
+        step: object,
+        strict: object,
+        cast: Cast,
+        collective: object = True,
+        progress: object = None,
     ) -> LoadRequest:
         """Refuse arguments that are wrong by themselves, naming them."""
         if not isinstance(state, Mapping):
@@ -60,7 +69,9 @@ class LoadRequest:
         if not isinstance(collective, bool):
             raise StateError(f"collective must be True or False, but it is {collective!r}")
         number = None if step is None else layout.check_step(step)
-        return LoadRequest(state, number, strict, check_patterns("cast", cast))
+        return LoadRequest(
+            state, number, strict, check_patterns("cast", cast), check_progress(progress)
+        )
 
 
 def load_state(
@@ -76,8 +87,11 @@ def load_state(
     `request` is called inside the first round, so that what it refuses is raised on all ranks.
     All ranks return, or all raise the first cause with its rank.
     """
-    with (group if collective else local_group(1)[0]).call("load", options) as call:
-        load = _Load(storage, group, request, options)
+    with (
+        closing(Progress("load", group.rank)) as progress,
+        (group if collective else local_group(1)[0]).call("load", options) as call,
+    ):
+        load = _Load(storage, group, request, options, progress)
         answer = call.round(
             "resolve", load.arrive, load.resolve, timeout_s=options.arrive_timeout_s
         )
@@ -89,10 +103,10 @@ def load_state(
             commits=False,
         )
         try:
-            call.round(
+            total = call.round(
                 "done",
                 load.read,
-                lambda _: b"",
+                lambda payloads: canonical(sum(map(json.loads, payloads))),
                 timeout_s=options.report_timeout_s,
                 commits=False,
             )
@@ -103,7 +117,7 @@ def load_state(
                 "again before using it."
             )
             raise
-        return load.report(json.loads(unexpected))
+        return load.report(json.loads(unexpected), json.loads(total))
 
 
 class _Load:
@@ -115,10 +129,12 @@ class _Load:
         group: Group,
         make_request: Callable[[], LoadRequest],
         options: Options,
+        progress: Progress,
     ) -> None:
         self.storage = storage
         self.group = group
         self.options = options
+        self.progress = progress
         self._make_request = make_request
         self.request: LoadRequest
         self.seconds: dict[str, float] = {}
@@ -138,6 +154,8 @@ class _Load:
     def arrive(self) -> bytes:
         """What this rank asks for: the step, and the items of its target."""
         request = self.request = self._make_request()
+        self.progress.follow(request.progress)
+        self.progress.phase("resolve", step=request.step)
         self.items = [item_name(key) for key in request.state]
         return canonical({"step": request.step, "strict": request.strict, "items": self.items})
 
@@ -161,6 +179,7 @@ class _Load:
         opened = open_handed(answer, self.items)
         self.ref = opened.ref
         self._end("resolve")
+        self.progress.phase("plan", step=self.ref.record.step)
         self.target = match(
             self.request.state,
             opened.tree,
@@ -188,16 +207,21 @@ class _Load:
         return canonical(unexpected)
 
     def read(self) -> bytes:
-        """Read, verify, copy, and then apply what is not a tensor."""
-        reader = Reader(self.storage, self.ref, self.options)
+        """Read, verify, copy, and then apply what is not a tensor; the bytes that were read."""
+        done = ReadCounts(self.progress, self.todo).done if self.progress.followed else None
+        reader = Reader(self.storage, self.ref, self.options, done)
         reader.run(self.todo)
         self.bytes_read = reader.bytes_read
         self._end("read")
+        self.progress.phase("apply")
         self.target.finish()
         self._end("apply")
-        return b""
+        self.progress.phase("agree")
+        # Now, since an error of the callback has to reach all ranks.
+        self.progress.flush()
+        return canonical(self.bytes_read)
 
-    def report(self, unexpected: list[str]) -> LoadReport:
+    def report(self, unexpected: list[str], total_bytes_read: int) -> LoadReport:
         """The outcome on this rank."""
         self._end("agree")
         needed = sum(
@@ -212,8 +236,10 @@ class _Load:
             skipped=self.target.skipped,
             missing=self.target.missing,
             unexpected=tuple(unexpected),
+            arrays=len({read.path for read in self.target.reads}),
             bytes_needed=needed,
             bytes_read=self.bytes_read,
+            total_bytes_read=total_bytes_read,
             metadata_bytes=self.metadata_bytes,
             seconds=self.seconds,
         )

@@ -12,9 +12,11 @@ class LoadReport:
 
     `items` were loaded, `skipped` are saved but not in the target. `missing` names were asked for
     and are not saved, `unexpected` names are saved and were not asked for; both are empty under
-    `strict`. `bytes_needed` are the bytes of this rank's own target elements, `bytes_read` the
-    bytes of data and checksums that this rank read, `metadata_bytes` those of metadata documents
-    (read by rank 0 alone). `seconds` holds this rank's time by phase.
+    `strict`. `arrays` counts the stored arrays that this rank read from. `bytes_needed` are the
+    bytes of this rank's own target elements, `bytes_read` the bytes of data and checksums that this
+    rank read, `total_bytes_read` those of all ranks together, `metadata_bytes` those of metadata
+    documents (read by rank 0 alone). `seconds` holds this rank's time by phase: `resolve`, `plan`,
+    `read`, `apply` and `agree` (waiting for the other ranks).
     """
 
     url: str
@@ -23,13 +25,19 @@ class LoadReport:
     skipped: tuple[str, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    arrays: int
     bytes_needed: int
     bytes_read: int
+    total_bytes_read: int
     metadata_bytes: int
     seconds: Mapping[str, float]
 
     def __str__(self) -> str:
         total = sum(self.seconds.values())
+        phases = ", ".join(f"{name} {value:.3f}" for name, value in self.seconds.items())
+        others = ""
+        if self.total_bytes_read != self.bytes_read:
+            others = f" here and {self.total_bytes_read / 2**20:.1f} MiB by all ranks"
         lists = "".join(
             f", {len(names)} {word}"
             for word, names in (
@@ -41,6 +49,7 @@ class LoadReport:
         )
         return (
             f"loaded step {self.step} from {self.url}: {', '.join(self.items) or 'nothing'}, "
-            f"{self.bytes_needed / 2**20:.1f} MiB needed, {self.bytes_read / 2**20:.1f} MiB read "
-            f"in {total:.2f} s{lists}"
+            f"{self.arrays} arrays, {self.bytes_needed / 2**20:.1f} MiB needed, "
+            f"{self.bytes_read / 2**20:.1f} MiB read{others} in {total:.2f} s, "
+            f"{self.total_bytes_read / max(total, 1e-9) / 1e9:.3g} GB/s ({phases}){lists}"
         )

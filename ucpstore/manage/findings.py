@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
-Progress = Callable[[int, int], None]
-"""Told (bytes of objects read, bytes there are to read), from several threads, one at a time."""
+from ucpstore.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -19,17 +17,16 @@ class Problem:
 
 
 class Findings:
-    """The problems and counts of one verification."""
+    """The problems and counts of one verification, and the `progress` that they are told to."""
 
-    def __init__(self, progress: Progress | None = None) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
         self.problems: list[Problem] = []
         self.documents = 0
         self.arrays = 0
         self.objects = 0
         self.bytes = 0
         self.bytes_read = 0
-        self.to_read = 0
-        self._progress = progress
         self._lock = threading.Lock()
 
     def problem(self, key: str, what: str | Exception, *names: str) -> None:
@@ -58,8 +55,7 @@ class Findings:
         """Count bytes of objects that were read."""
         with self._lock:
             self.bytes_read += count
-            if self._progress is not None:
-                self._progress(self.bytes_read, max(self.to_read, self.bytes_read))
+        self.progress.add(count, 0)
 
 
 def _difference(raw: bytes, expected: bytes) -> str:

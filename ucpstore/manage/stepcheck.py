@@ -47,6 +47,7 @@ class StepCheck:
 
     def run(self, *, data: bool) -> None:
         """Check everything, with `data` every byte of every object too."""
+        self._findings.progress.phase("documents", step=self._ref.record.step)
         listed = {
             entry.key.removeprefix(f"{self._ref.path}/"): entry.size
             for entry in self._storage.list(f"{self._ref.path}/")
@@ -63,6 +64,11 @@ class StepCheck:
             if path in listed and expected is not None
         ]
         tasks += [partial(self._check_data, each, size, data) for each, size in present]
+        self._findings.progress.phase(
+            "objects",
+            total_bytes=sum(size for _, size in present) if data else 0,
+            total_objects=len(tasks),
+        )
         self._run(tasks)
 
     # -- documents -------------------------------------------------------------------------------
@@ -229,3 +235,4 @@ class StepCheck:
     def _unless_stopped(self, task: Callable[[], None]) -> None:
         if not self._stop:
             task()
+            self._findings.progress.add(0)

@@ -10,6 +10,7 @@ there: whole objects of one array, or of arrays cut alike, that changed places a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from ucpstore import catalog
@@ -18,9 +19,10 @@ from ucpstore.errors import CorruptError, FormatError, StepNotFoundError
 from ucpstore.format import layout
 from ucpstore.format.marks import Tag
 from ucpstore.format.record import CommitRecord
-from ucpstore.manage.findings import Findings, Problem, Progress
+from ucpstore.manage.findings import Findings, Problem
 from ucpstore.manage.stepcheck import StepCheck
 from ucpstore.options import Options
+from ucpstore.progress import Progress, ProgressCallback, check_progress
 from ucpstore.storage import Storage
 
 _TRIES = 3
@@ -59,35 +61,39 @@ def verify(
     *,
     data: bool = False,
     options: Options | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> VerifyReport:
     """Check a step, or all committed steps and all tags where `step` is None.
 
     Always: the fixed documents of the store, the records, the metadata documents byte for byte,
     presence and size of every object, and what does not belong. With `data` also every chunk and
-    index against its checksum, within the byte budget of `options`; `progress` follows it.
+    index against its checksum, within the byte budget of `options`. `progress` is told a
+    `ProgressEvent` for each phase and, at most every 0.1 s, in between; an error that it raises
+    ends the verification.
 
     Damage is reported, not raised. Raises StepNotFoundError where there is no store or no such
     step, FormatError where the step asked for is too new, and StorageError.
     """
-    return _Verifier(storage, data, options or Options.from_environment(), progress).run(step)
+    with closing(Progress("verify")) as told:
+        told.follow(check_progress(progress))
+        return _Verifier(storage, data, options or Options.from_environment(), told).run(step)
 
 
 class _Verifier:
     """One call of `verify`."""
 
-    def __init__(
-        self, storage: Storage, data: bool, options: Options, progress: Progress | None
-    ) -> None:
+    def __init__(self, storage: Storage, data: bool, options: Options, progress: Progress) -> None:
         self._storage = storage
         self._data = data
         self._options = options
+        self._progress = progress
         self._findings = Findings(progress)
         self._too_new: list[Problem] = []
 
     def run(self, step: int | None) -> VerifyReport:
         number = None if step is None else layout.check_step(step)
         found = catalog.generations(self._storage)
+        self._progress.phase("records", total_objects=len(found) if number is None else 1)
         self._check_fixed(found)
         if number is None:
             self._check_names()
@@ -98,8 +104,8 @@ class _Verifier:
             raise StepNotFoundError(catalog.absence(self._storage, number, found))
         findings = self._findings
         whole = [ref for ref in refs if ref is not None]
-        findings.to_read = sum(ref.record.bytes for ref in whole)
         checked = [ref.record.step for ref in whole if self._check_step(ref)]
+        self._progress.flush()
         if number is not None and whole and not checked:
             raise StepNotFoundError(
                 f"step {number} in {self._storage.url} was deleted or overwritten while it was "
@@ -169,6 +175,7 @@ class _Verifier:
                 catalog.absence(self._storage, step, catalog.generations(self._storage))
             )
         self._findings.documents += len(present)
+        self._progress.add(0)
         refs = [self._record(key, raw, alone) for key, raw in present.items()]
         return refs[-1] if refs else None
 

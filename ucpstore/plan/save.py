@@ -133,6 +133,10 @@ class SavePlan:
         """Bytes per element of the array at that position."""
         return self._cuts[array].itemsize
 
+    def object_bytes(self, write: ObjectWrite) -> int:
+        """Bytes of an object without compression."""
+        return self.arrays[write.array].grid.object_bytes(write.index, self.itemsize(write.array))
+
     def owners(self, array: int) -> Index:
         """The owner of each object of the array at that position, in row-major order."""
         return tuple(self._owners[array].tolist())

@@ -39,6 +39,21 @@ def rows_documents(
     return documents
 
 
+def rows_size(rank: int, rows: Iterable[PerRankRows], options: Options) -> tuple[int, int]:
+    """Bytes and number of the objects that `write_rows` puts on this rank."""
+    sizes: list[int] = []
+    for each in rows:
+        layout = layout_of(each.lengths)
+        packed = _packed_grid(layout.count, layout.row_bytes)
+        for number in (n for n, writer in enumerate(each.writers) if writer == rank):
+            if number in layout.alone:
+                whole = bytes_grid(each.lengths[number], options)
+                sizes += (whole.object_bytes(index, 1) for index in whole.object_indices())
+            if layout.row_bytes:
+                sizes.append(packed.object_bytes((number, 0), 1))
+    return sum(sizes), len(sizes)
+
+
 def write_rows(
     storage: Storage,
     prefix: str,

@@ -32,8 +32,8 @@ class SaveReport:
         phases = ", ".join(f"{name} {value:.3f}" for name, value in self.seconds.items())
         return (
             f"saved step {self.step} to {self.url}: {self.arrays} arrays, "
-            f"{self.total_objects} objects, {self.total_bytes / 2**20:.1f} MiB in {total:.2f} s "
-            f"({phases})"
+            f"{self.total_objects} objects, {self.total_bytes / 2**20:.1f} MiB in {total:.2f} s, "
+            f"{self.total_bytes / max(total, 1e-9) / 1e9:.3g} GB/s ({phases})"
         )
 
 

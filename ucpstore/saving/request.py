@@ -10,6 +10,7 @@ from ucpstore.describe.patterns import SaveCast, check_casts, check_patterns
 from ucpstore.errors import StateError
 from ucpstore.format.layout import check_step
 from ucpstore.format.record import check_metadata
+from ucpstore.progress import ProgressCallback, check_progress
 from ucpstore.tree import Node
 
 CheckReplicas = Literal["always", "never"] | None
@@ -27,6 +28,8 @@ class SaveRequest:
     check_replicas: CheckReplicas
     cast: tuple[tuple[str, str], ...] = ()
     """Name patterns and names of the dtypes in which tensors are stored."""
+    progress: ProgressCallback | None = None
+    """This rank's own: ranks may have different ones, and some none."""
 
     @staticmethod
     def checked(
@@ -37,6 +40,7 @@ class SaveRequest:
         per_rank: object,
         check_replicas: CheckReplicas,
         cast: SaveCast = None,
+        progress: object = None,
     ) -> SaveRequest:
         """Raise StateError, naming the argument, for what is wrong by itself."""
         if not isinstance(state, Mapping):
@@ -58,4 +62,5 @@ class SaveRequest:
             check_patterns("per_rank", per_rank),
             check_replicas,
             check_casts(cast),
+            check_progress(progress),
         )

@@ -14,6 +14,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from ucpstore import catalog
@@ -26,13 +27,14 @@ from ucpstore.format.documents import canonical
 from ucpstore.format.marks import WorkMark
 from ucpstore.geometry import RankClass, merge, specs_from_bytes, specs_to_bytes
 from ucpstore.options import Options, codec_for
-from ucpstore.plan import SavePlan, plan_save
+from ucpstore.plan import RankPlan, SavePlan, plan_save
+from ucpstore.progress import Progress
 from ucpstore.saving import arrival as arrivals
 from ucpstore.saving.arrival import Arrival, Invitation, PerRankArrival, PerRankRows, digest
 from ucpstore.saving.commit import Commit, Outcome
 from ucpstore.saving.documents import plan_documents, settle_codecs, write_array_documents
 from ucpstore.saving.mark import check_mark, end
-from ucpstore.saving.perrank import rows_documents, write_rows
+from ucpstore.saving.perrank import rows_documents, rows_size, write_rows
 from ucpstore.saving.replicas import compared, joined_digests, replica_digests
 from ucpstore.saving.report import SaveReport
 from ucpstore.saving.request import SaveRequest
@@ -56,8 +58,8 @@ def save_state(
     `request` is called inside the first round, so that what it refuses is raised on all ranks.
     All ranks return, or all raise the first cause with its rank.
     """
-    with group.call("save", options) as call:
-        return _Save(storage, group, call, options).run(request)
+    with closing(Progress("save", group.rank)) as progress, group.call("save", options) as call:
+        return _Save(storage, group, call, options, progress).run(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,14 @@ class _Structure:
 class _Save:
     """One save on one rank; its attributes are what a round leaves to later ones."""
 
-    def __init__(self, storage: Storage, group: Group, call: Call, options: Options) -> None:
+    def __init__(
+        self, storage: Storage, group: Group, call: Call, options: Options, progress: Progress
+    ) -> None:
         self.storage = storage
         self.group = group
         self.call = call
         self.options = options
+        self.progress = progress
         self.seconds: dict[str, float] = {}
         self._since = time.perf_counter()
         self.request: SaveRequest
@@ -157,6 +162,8 @@ class _Save:
 
     def _arrive(self, request: SaveRequest) -> bytes:
         self.request = request
+        self.progress.follow(request.progress)
+        self.progress.phase("describe", step=request.step)
         self.state = describe(
             request.state,
             per_rank=request.per_rank,
@@ -176,6 +183,7 @@ class _Save:
         with _plans_lock:
             self._kept = dict(_plans)
         self._end("describe")
+        self.progress.phase("begin")
         return Arrival(
             step=request.step,
             overwrite=request.overwrite,
@@ -251,6 +259,7 @@ class _Save:
     # Round 3
 
     def _ready(self, invitation: Invitation, structure: _Structure) -> bytes:
+        self.progress.phase("plan")
         plan = self._plan(invitation, structure.arrays)
         check_mark(self.storage, structure.mark)
         joined = {array.path for array, _ in plan.arrays if array.joined}
@@ -295,6 +304,9 @@ class _Save:
         prefix = layout.step_path(structure.mark.step, structure.mark.save_id)
         local = {array.spec.path: array for array in self.state.arrays}
         part = plan.rank(self.call.rank)
+        followed = self.progress.followed
+        if followed:
+            self._expect(plan, part, structure.rows)
         self.written = write_objects(
             self.storage,
             prefix,
@@ -307,14 +319,30 @@ class _Save:
                 transfer_s=self.options.silence_timeout_s,
             ),
             self.options,
+            (lambda write: self.progress.add(plan.object_bytes(write))) if followed else None,
         )
-        self.written += write_rows(
+        rows = write_rows(
             self.storage, prefix, self.call.rank, structure.rows, self.state.per_rank, self.options
         )
+        self.written += rows
+        self.progress.add(rows.bytes, rows.objects)
         write_array_documents(self.storage, prefix, plan, part.metadata, self.options)
         self.storage.sync(f"{prefix}/")
+        self.progress.phase("commit")
+        # Now, since an error of the callback has to reach all ranks before the step exists.
+        self.progress.flush()
         self._end("write")
         return self.written.to_bytes()
+
+    def _expect(self, plan: SavePlan, part: RankPlan, rows: Sequence[PerRankRows]) -> None:
+        """Begin the phase `write` with the bytes and objects that this rank is to put."""
+        writes = [*part.writes, *(write for each in part.rounds for write in each.writes)]
+        row_bytes, row_objects = rows_size(self.call.rank, rows, self.options)
+        self.progress.phase(
+            "write",
+            total_bytes=sum(map(plan.object_bytes, writes)) + row_bytes,
+            total_objects=len(writes) + row_objects,
+        )
 
     def _commit(self, plan: SavePlan, structure: _Structure, payloads: list[bytes]) -> bytes:
         assert self.commit is not None

@@ -1,0 +1,39 @@
+"""How far a rank's reads are, in bytes and in whole objects."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from ucpstore.arrays.packed import slot_bytes
+from ucpstore.dtypes import itemsize
+from ucpstore.geometry import Index
+from ucpstore.loading.reader import Request
+from ucpstore.progress import Progress
+
+
+class ReadCounts:
+    """Begins the phase `read`, and counts its requests as they are done, in any thread."""
+
+    def __init__(self, progress: Progress, todo: Sequence[Request]) -> None:
+        self._progress = progress
+        self._left = Counter(map(_object, todo))
+        self._lock = threading.Lock()
+        progress.phase("read", total_bytes=sum(map(_bytes, todo)), total_objects=len(self._left))
+
+    def done(self, request: Request) -> None:
+        """Count a request; its object once nothing of it is left."""
+        with self._lock:
+            self._left[_object(request)] -= 1
+            whole = self._left[_object(request)] == 0
+        self._progress.add(_bytes(request), int(whole))
+
+
+def _object(request: Request) -> tuple[str, Index]:
+    return request.read.path, request.index
+
+
+def _bytes(request: Request) -> int:
+    """Bytes of the request's chunks with their checksums, without compression."""
+    return len(request.chunks) * slot_bytes(request.array.grid, itemsize(request.read.dtype))
