@@ -188,11 +188,11 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 def test_errors_that_documents_quote_are_raised() -> None:
     trees = dict(modules())
-    said = " ".join(
-        " ".join(node.value.split())
+    said = " ... ".join(
+        " ".join(text.split())
         for tree in trees.values()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if (text := text_of(node))
     )
     classes = defined(trees["errors.py"]) | {"UserWarning"}
     for name in ("troubleshooting", "storage"):
@@ -203,7 +203,18 @@ def test_errors_that_documents_quote_are_raised() -> None:
             assert not kind or kind[1] in classes, f"docs/{name}.md: there is no {kind[1]}"
             words = longest_run(text)
             threes = [" ".join(words[at : at + 3]) for at in range(max(1, len(words) - 2))]
-            assert any(each in said for each in threes), f"docs/{name}.md: nothing says {text}"
+            # Not all: a message may have a name of the example in their midst.
+            there = sum(each in said for each in threes)
+            assert 2 * there >= len(threes), f"docs/{name}.md: nothing says {text}"
+
+
+def text_of(node: ast.AST) -> str:
+    """A string of the source, with dots for what is put into it."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or " ... " for part in node.values)
+    return ""
 
 
 NOT_OURS = ("ucpstore ", "ValueError: No Zarr data", "ZarrUserWarning: ", "No space left on device")
@@ -215,13 +226,16 @@ def quoted(cell: str) -> list[str]:
     return [text for text in found if len(longest_run(text)) > 1]
 
 
+EXAMPLES = {"save", "load", "int", "float"}
+
+
 def longest_run(text: str) -> list[str]:
     """The longest run of words that are no names or numbers of an example."""
     runs: list[list[str]] = [[]]
     for word in re.sub(r"^\w+(Error|Warning): ", "", text).split():
-        if re.fullmatch(r"[A-Za-z]+[,;:]?", word):
+        if re.fullmatch(r"[A-Za-z]+[,;:]?", word) and word not in EXAMPLES:
             runs[-1].append(word)
-        else:
+        if runs[-1][-1:] != [word] or word.endswith(":"):
             runs.append([])
     return max(runs, key=len)
 
