@@ -60,7 +60,7 @@ def bar(wanted: bool) -> Iterator[ProgressCallback | None]:
     )
     lines = Lines()
     with shown:
-        task = shown.add_task("", total=None, amount="")
+        task = shown.add_task("", total=1, amount="")
 
         def show(event: ProgressEvent) -> None:
             before, behind = lines.of(event)
