@@ -129,13 +129,17 @@ def test_an_error_of_the_callback_is_raised_by_what_follows_and_it_is_not_called
     where: str,
 ) -> None:
     told: list[ProgressEvent] = []
+    queued = threading.Event()
 
     def callback(event: ProgressEvent) -> None:
         told.append(event)
+        assert queued.wait(WAIT_S)
         raise KeyError("bar")
 
     made = followed(callback)
+    made.phase("plan")
     made.phase("read")
+    queued.set()
     with pytest.raises(KeyError, match="bar"):
         made.flush()
     with pytest.raises(KeyError, match="bar") as raised:
