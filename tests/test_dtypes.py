@@ -1,7 +1,9 @@
 """Names, sizes and fill values of the data types."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,3 +83,45 @@ def test_the_pure_modules_do_not_import_torch():
     modules += ", ucpstore.tree.encode, ucpstore.tree.decode, ucpstore.tree.documents"
     code = f"import {modules}, sys; sys.exit('torch' in sys.modules or 'zarr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "dtypes.md"
+
+
+def tables():
+    """The rows of the page's two tables, cells without back quotes: stored types, refused ones."""
+    rows = [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("|") and "torch." in line
+    ]
+    return [row for row in rows if len(row) == 8], [row for row in rows if len(row) == 3]
+
+
+def test_the_page_has_every_dtype_of_torch():
+    """A dtype that a newer torch brings fails here until somebody has decided about it."""
+    stored, refused = tables()
+    assert [row[0] for row in stored] == [f"torch.{name}" for name in dtypes.NAMES]
+    there = {name for row in refused for name in row[0].split(", ")}
+    missing = {str(dtype) for dtype in ALL} - there - {row[0] for row in stored}
+    assert missing == set()
+    unknown = {name for name in there if not hasattr(torch, name.removeprefix("torch."))}
+    assert there - unknown == {str(dtype) for dtype in ALL if dtype not in STORED}
+
+
+def test_the_page_has_the_names_and_fill_values_of_the_code():
+    core = {"bool", "float16", "float32", "float64", "complex64", "complex128"}
+    for dtype, name, registry, fill, *_ in tables()[0]:
+        assert dtypes.to_name(getattr(torch, dtype.removeprefix("torch."))) == name
+        assert json.loads(fill) == dtypes.fill_value(name)
+        assert registry == ("core" if name in core or "int" in name else "extension")
+
+
+def test_the_page_gives_the_advice_of_the_code():
+    for names, _, advice in tables()[1]:
+        for name in names.split(", "):
+            dtype = getattr(torch, name.removeprefix("torch."), None)
+            if dtype is not None:
+                with pytest.raises(UnsupportedError) as caught:
+                    dtypes.to_name(dtype)
+                assert str(caught.value).endswith(f"; {advice}")

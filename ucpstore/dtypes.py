@@ -71,6 +71,17 @@ _TYPES = MappingProxyType(
 NAMES: tuple[str, ...] = tuple(_TYPES)
 """Every name that an array may have as its data type."""
 
+_CONVERT = f"convert the tensor to one of {', '.join(NAMES)}"
+_ADVICE = (
+    ("complex32", "convert the tensor to complex64, or save torch.view_as_real() of it"),
+    ("q", "save int_repr(), scales and zero points as tensors of their own"),
+    (
+        ("int", "uint", "bits", "float4"),
+        "save view(torch.uint8) of it, and view it back after load",
+    ),
+)
+"""How names begin that torch has and Zarr has not, and what to do instead."""
+
 
 def to_name(dtype: torch.dtype) -> str:
     """The registry name of a torch dtype.
@@ -81,8 +92,8 @@ def to_name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in _TYPES:
         raise UnsupportedError(
-            f"dtype {dtype} has no common Zarr form; convert the tensor to one of "
-            f"{', '.join(NAMES)}, or view packed values as uint8"
+            f"dtype {dtype} has no common Zarr form; "
+            + next((advice for begin, advice in _ADVICE if name.startswith(begin)), _CONVERT)
         )
     return name
 

@@ -1,20 +1,386 @@
-"""Field cases of structure: B59 to B61: names by case, shapes without extent, items alone."""
+"""Field cases of structure: B53 to B62: Python values, nesting, names by case, no extent, items."""
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import enum
+import struct
+import subprocess
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from cases.tools import attempt, line, refuse_load, refuse_save, same, sharded
+from cases.tools import attempt, bits, line, refuse_load, refuse_save, same, sharded
 from cases.tools import whole as gathered
 from ranks.harness import Ranks
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 
 import ucpstore
 from ucpstore.storage.local import LocalStorage
+
+# B53: Python values, exact in type and value.
+
+
+def exact(value: object) -> object:
+    """A form that is equal for values of the same types and bits only."""
+    kind = type(value)
+    if kind is float:
+        return (kind, struct.pack(">d", value))
+    if kind is complex:
+        return (kind, exact(value.real), exact(value.imag))
+    if isinstance(value, np.generic):
+        data = value if isinstance(value, (bytes, str)) else value.tobytes()
+        return (kind, value.dtype.str, data)
+    if isinstance(value, np.ndarray):
+        return (kind, value.dtype.str, value.shape, value.tobytes())
+    if isinstance(value, torch.Tensor):
+        return (kind, value.dtype, value.shape, bits(value))
+    if isinstance(value, Counter):
+        return (kind, sorted(value.items(), key=repr))
+    if isinstance(value, Mapping):
+        return (kind, [(exact(key), exact(item)) for key, item in value.items()])
+    if isinstance(value, (set, frozenset)):
+        return (kind, sorted(map(repr, map(exact, value))))
+    if isinstance(value, deque):
+        return (kind, value.maxlen, list(map(exact, value)))
+    if isinstance(value, (list, tuple)):
+        return (kind, list(map(exact, value)))
+    return (kind, value)
+
+
+def number(text: str) -> float:
+    (found,) = struct.unpack(">d", bytes.fromhex(text))
+    return found
+
+
+PYTHON: dict[str, object] = {
+    "betas": (0.9, 0.95),
+    "nested": ((1, 2), [3, (4,)]),
+    "empty": ((), [], {}, set(), b"", ""),
+    "ordered": OrderedDict([("b", 1), ("a", (2,))]),
+    "keys": {1: "int", "1": "str", 2.5: "float", (1, "a"): "tuple", None: 0, b"k": 1, True + 1: 2},
+    "set": {1, "a", (2, 3), 2.5},
+    "frozenset": frozenset({b"x", None}),
+    "counter": Counter("abca"),
+    "deque": deque([1, (2,)], maxlen=3),
+    "bytes": bytes(range(256)),
+    "bytearray": bytearray(b"\x00\xff"),
+    "nan": float("nan"),
+    "odd nan": number("fff0000000000001"),
+    "infinities": [float("inf"), float("-inf")],
+    "zero": -0.0,
+    "tiny": 5e-324,
+    "big": [2**70, -(2**70), 2**63, 2**5000],
+    "complex": complex(float("nan"), -0.0),
+    "bools": [True, False, 1, 0, 1.0],
+    "text": ["\x00", "\ud83d\ude00", "\udcff", "caf\u00e9"],
+    "numpy": [np.float32(0.1), np.float64(-0.0), np.int8(-1), np.uint64(2**64 - 1), np.bool_(True)],
+    "numpy nan": np.array(0x7FC00001, "<u4").view(np.float32)[()],
+    "numpy complex": np.complex64(complex(1, -0.0)),
+    "numpy text": [np.str_("a\x00"), np.str_(""), np.bytes_(b"a\x00\x00"), np.bytes_(b"")],
+    "size": torch.Size([2, 3]),
+    "dtypes": [torch.bfloat16, torch.complex32, torch.qint8],
+    "devices": [torch.device("cpu"), torch.device("cuda", 1), torch.device("cuda")],
+}
+
+
+class Holder:
+    """An object with a state_dict() of its own."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, object]:
+        return {"v": self.value}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.value = state["v"]
+
+
+class Extra(nn.Module):
+    """A module whose extra state is one value."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self) -> object:
+        return {"v": self.value}
+
+    def set_extra_state(self, state: dict[str, object]) -> None:
+        self.value = state["v"]
+
+
+class Weight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+
+def with_value(value: object) -> dict[str, object]:
+    """A module, and an optimizer with a value in its group and in the state of its parameter."""
+    net = Weight()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.param_groups[0]["v"] = value
+    optimizer.state[net.w]["v"] = value
+    return {"net": net, "optim": optimizer}
+
+
+def everywhere(value: object) -> dict[str, object]:
+    """A state that holds the value in every kind of place."""
+    return {
+        "top": value,
+        "m": {"deep": [0, {"v": value}]},
+        "model": Extra(value),
+        "object": Holder(value),
+        "rank": ucpstore.PerRank({"v": value}),
+        **with_value(value),
+    }
+
+
+def places(state: Mapping[str, object]) -> dict[str, object]:
+    """The values that `everywhere` put into a state, by name."""
+    optimizer = state["optim"]
+    (group,) = optimizer.param_groups
+    return {
+        "top": state["top"],
+        "m.deep.1.v": state["m"]["deep"][1]["v"],
+        "model._extra_state.v": state["model"].value,
+        "object.v": state["object"].value,
+        "rank.v": state["rank"].value["v"],
+        "optim.param_groups.0.v": group["v"],
+        "optim.v.w": optimizer.state[group["params"][0]]["v"],
+    }
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_b53_python_values_keep_type_and_value(tmp_path: Path, name: str) -> None:
+    ucpstore.save(tmp_path, everywhere(PYTHON[name]), step=1)
+    target = everywhere(None)
+    ucpstore.load(tmp_path, target)
+    for place, found in places(target).items():
+        assert exact(found) == exact(PYTHON[name]), place
+
+
+def test_b53_numpy_arrays(tmp_path: Path) -> None:
+    saved = {
+        "f4": np.arange(6, dtype="<f4").reshape(2, 3),
+        "big endian": np.arange(3, dtype=">i8"),
+        "0-d": np.array(-0.0),
+        "bf16": np.array([1.5, -0.0], ml_dtypes.bfloat16),
+    }
+    ucpstore.save(tmp_path, {"m": saved}, step=1)
+    target = {key: np.ones_like(value) for key, value in saved.items()}
+    ucpstore.load(tmp_path, {"m": target})
+    assert all(exact(target[key]) == exact(value) for key, value in saved.items())
+
+
+LARGE = {
+    "bytes": "bytes(range(256)) * (n // 256)",
+    "str": "'\u00e9x' * (n // 4)",
+    "list": "list(range(n // 200))",
+    "dict": "{f'k{i}': i for i in range(n // 1000)}",
+}
+EMPTY = {"bytes": b"", "str": "", "list": [], "dict": None}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_b53_large_values(tmp_path: Path, kind: str) -> None:
+    """They are documents of their own: the step group stays small."""
+    value = eval(LARGE[kind], {"n": 10_000_000})
+    target = {"v": dict.fromkeys(value) if kind == "dict" else EMPTY[kind]}
+    ucpstore.save(tmp_path, {"m": {"v": value, "t": torch.ones(2)}}, step=1)
+    target = {**target, "t": torch.zeros(2)}
+    ucpstore.load(tmp_path, {"m": target})
+    assert exact(target["v"]) == exact(value)
+    (step,) = (tmp_path / "steps").glob("*-*")
+    assert (step / "zarr.json").stat().st_size < 1000
+    assert (step / "m" / "%.documents" / "0" / "zarr.json").exists()
+
+
+LARGER = """
+import resource, sys, ucpstore
+value = eval(sys.argv[2], {"n": 200_000_000})
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+ucpstore.save(sys.argv[1], {"m": {"v": value}}, step=1)
+target = {"v": dict.fromkeys(value) if isinstance(value, dict) else type(value)()}
+ucpstore.load(sys.argv[1], {"m": target})
+assert target["v"] == value
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LARGE)
+def test_b53_the_memory_that_large_values_take(tmp_path: Path, kind: str) -> None:
+    """200 MB of bytes, 100 MB of text, a list of 1,000,000, a dict of 200,000 entries."""
+    command = [sys.executable, "-c", LARGER, str(tmp_path), LARGE[kind]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) < 12 * 200_000_000
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+NOT_STORED: dict[str, tuple[object, str]] = {
+    "named tuple": (Point(1), "_asdict()"),
+    "enum": (Color.RED, "save its name or value"),
+    "int enum": (Level.LOW, "save its name or value"),
+    "datetime": (datetime.datetime(2026, 1, 2), "save str(...)"),
+    "timedelta": (datetime.timedelta(1), "number of seconds"),
+    "defaultdict": (defaultdict(list, a=[1]), "save dict(...)"),
+    "decimal": (decimal.Decimal("0.1"), "decimal.Decimal cannot be stored"),
+    "function": (len, "functions and classes"),
+    "class": (Point, "functions and classes"),
+    "object": (object(), "object cannot be stored"),
+    "key": ({Color.RED: 1}, "Color"),
+    "in a set": ({Color.RED}, "save its name or value"),
+    "datetime64": (np.datetime64("2026-01-01"), "numpy type datetime64"),
+    "long double": (np.longdouble(1), "numpy type"),
+    "ml_dtypes": (ml_dtypes.bfloat16(1), "numpy type bfloat16"),
+    "ml_dtypes e5m2": (ml_dtypes.float8_e5m2(1), "numpy type float8_e5m2"),
+    "objects": (np.array([None]), "object"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_STORED)
+def test_b53_what_would_come_back_as_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    value, advice = NOT_STORED[name]
+    url = tmp_path / "s"
+    state = everywhere(value)
+    for item, path in PATHS.items():
+        text = refuse_save(url, {"net": state["net"], item: state[item]})
+        assert text.startswith(path)
+        assert advice in text
+    assert not list(url.rglob("*.json"))
+
+
+def test_b53_tensors_lie_in_dicts_lists_and_tuples(tmp_path: Path) -> None:
+    """Per-rank values alone have no arrays, so any container may hold their tensors."""
+    for value in (deque([torch.ones(2)]), deque([np.ones(2)])):
+        refuse_save(tmp_path / "s", {"m": {"v": value}}, "m.v.0", "in dicts, lists and tuples only")
+    ucpstore.save(tmp_path, {"r": ucpstore.PerRank(deque([torch.ones(2)]))}, step=1)
+    target = {"r": ucpstore.PerRank(None)}
+    ucpstore.load(tmp_path, target)
+    assert exact(target["r"].value) == exact(deque([torch.ones(2)]))
+
+
+PATHS = {
+    "top": "top",
+    "m": "m.deep.1.v",
+    "model": "model._extra_state.v",
+    "object": "object.v",
+    "rank": "rank.v",
+    "optim": "optim.v.w",
+}
+"""Where the first value of each item is that `everywhere` makes."""
+
+
+# B55: an optimizer's state several dicts deep.
+
+
+def shampoo(factor: float) -> dict[str, object]:
+    matrices = {0: factor * torch.eye(2), 1: factor * 2 * torch.eye(2)}
+    return {"shampoo": {"factor_matrices": matrices, "factor_matrix_indices": {}}}
+
+
+def test_b55_nested_state_of_an_optimizer(tmp_path: Path) -> None:
+    def state(factor: float) -> dict[str, object]:
+        made = with_value(None)
+        made["optim"].state[made["net"].w]["block_0"] = shampoo(factor)
+        return {**made, "plain": {0: {"block_0": shampoo(factor)}}}
+
+    ucpstore.save(tmp_path, state(3.0), step=1)
+    target, fresh = state(0.0), with_value(None)
+    fresh["optim"].state.clear()
+    ucpstore.load(tmp_path, target)
+    ucpstore.load(tmp_path, fresh)
+    for found in (target, fresh):
+        values = found["optim"].state[found["net"].w]
+        assert exact(dict(sorted(values.items()))) == exact({"block_0": shampoo(3.0), "v": None})
+    assert exact(target["plain"]) == exact({0: {"block_0": shampoo(3.0)}})
+    assert type(next(iter(target["plain"]))) is int
+
+
+# B56: Python numbers, 0-d tensors and lists of one stay what they are.
+
+ONES: dict[str, object] = {
+    "float": 1.0,
+    "int": 1,
+    "bool": True,
+    "list": [1.0],
+    "0-d float32": torch.tensor(1.0),
+    "0-d float64": torch.tensor(1.0, dtype=torch.float64),
+    "one element": torch.ones(1),
+    "numpy scalar": np.float32(1.0),
+    "0-d array": np.array(1.0),
+}
+
+
+def zero(kind: str) -> object:
+    value = ONES[kind]
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value)
+    return np.zeros_like(value) if isinstance(value, np.ndarray) else type(value)()
+
+
+@pytest.mark.parametrize("kind", ONES)
+def test_b56_each_kind_of_one_keeps_its_kind(tmp_path: Path, kind: str) -> None:
+    ucpstore.save(tmp_path, {"m": {"lr": ONES[kind]}}, step=1)
+    target = {"lr": zero(kind)}
+    ucpstore.load(tmp_path, {"m": target})
+    assert exact(target["lr"]) == exact(ONES[kind])
+
+
+TENSORS = ["0-d float32", "0-d float64", "one element", "0-d array"]
+ALIKE = ["0-d float64", "0-d array"]
+
+
+@pytest.mark.parametrize("saved", ONES)
+@pytest.mark.parametrize("target", ONES)
+def test_b56_tensors_and_python_values_are_never_swapped(
+    tmp_path: Path, saved: str, target: str
+) -> None:
+    """A tensor is no place for a Python value, nor the other way round; Python values replace."""
+    ucpstore.save(tmp_path, {"m": {"lr": ONES[saved]}}, step=1)
+    into = {"lr": zero(target)}
+    if saved != target and {saved, target} & set(TENSORS) and {saved, target} != set(ALIKE):
+        refuse_load(tmp_path, {"m": into}, "m.lr")
+        assert exact(into["lr"]) == exact(zero(target))
+    else:
+        ucpstore.load(tmp_path, {"m": into})
+        assert exact(into["lr"]) == exact(ONES[target if saved in ALIKE else saved])
+
+
+def test_b56_nested_none_in_param_groups(tmp_path: Path) -> None:
+    buffer = [[None, None, None]] * 10
+    ucpstore.save(tmp_path, with_value(buffer), step=1)
+    for before in (None, [[None, None, None] for _ in range(10)], [1]):
+        target = with_value(before)
+        ucpstore.load(tmp_path, target)
+        assert target["optim"].param_groups[0]["v"] == [[None, None, None]] * 10
+
 
 # B59: names that differ by case alone.
 
@@ -293,3 +659,91 @@ def test_b61_ranks_may_ask_for_different_items(
     results = ranks.run(2, different_items, str(two_stores[1]))
     assert [number for _, number in results] == [4, 0]
     assert all("nothing" in missing for missing, _ in results)
+
+
+# B62: adapters alone are trained, beside a moving average of the model.
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank update that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 6).requires_grad_(False)
+        self.lora_a = nn.Linear(6, 2, bias=False)
+        self.lora_b = nn.Linear(2, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.lora_b(self.lora_a(x))
+
+
+def adapted(seed: int, wrap: bool) -> nn.Module:
+    """Two blocks; wrapped as for training: activation checkpoints inside of FSDP2."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(Adapted(), Adapted())
+    if wrap:
+        for at, block in enumerate(list(model)):
+            model[at] = checkpoint_wrapper(block)
+            fully_shard(model[at], mesh=line())
+        fully_shard(model, mesh=line())
+    return model
+
+
+def lora_state(seed: int, wrap: bool) -> dict[str, object]:
+    model, ema = adapted(seed, wrap), adapted(seed + 1, wrap)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return {"model": model, "ema": ema.requires_grad_(False), "optim": torch.optim.AdamW(trained)}
+
+
+def train(state: Mapping[str, object]) -> None:
+    state["model"](torch.arange(12.0).reshape(2, 6) / 7).square().mean().backward()
+    state["optim"].step()
+    state["optim"].zero_grad()
+
+
+WRAPPERS = ("_flat_param", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def values_of(state: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """All tensors by names as a plain model has them."""
+    found = {}
+    for item in ("model", "ema"):
+        for name, value in state[item].named_parameters():
+            for wrapper in WRAPPERS:
+                name = name.replace(f"{wrapper}.", "")
+            found[f"{item}.{name}"] = gathered(value)
+    for number, states in enumerate(state["optim"].state.values()):
+        found |= {f"optim.{number}.{key}": gathered(value) for key, value in states.items()}
+    return found
+
+
+def save_adapted(url: str) -> dict[str, torch.Tensor]:
+    state = lora_state(1, wrap=True)
+    for _ in range(3):
+        train(state)
+    ucpstore.save(url, state, step=3)
+    return values_of(state)
+
+
+def test_b62_adapters_and_a_moving_average_from_fsdp_to_one_process(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    saved, _ = ranks.run(2, save_adapted, str(tmp_path))
+    state = lora_state(5, wrap=False)
+    ucpstore.load(tmp_path, state)
+    found = values_of(state)
+    assert found.keys() == saved.keys()
+    assert [name for name in saved if not same(found[name], saved[name])] == []
+    assert len([name for name in saved if name.startswith("optim.")]) == 4 * 3
+    assert not same(found["model.0.base.weight"], found["ema.0.base.weight"])
+    (step,) = (tmp_path / "steps").glob("*-*")
+    names = {path.parent.relative_to(step).as_posix() for path in step.rglob("c.*")}
+    plain = adapted(1, wrap=False).state_dict()
+    trained = [name for name in plain if "lora" in name]
+    assert names == {f"{item}/{name}" for item in ("model", "ema") for name in plain} | {
+        f"optim/{moment}/{name}" for moment in ("exp_avg", "exp_avg_sq") for name in trained
+    }
+    documents = [path.read_text() for path in step.rglob("zarr.json")]
+    assert [word for word in WRAPPERS for text in documents if word in text] == []
+    train(state)  # the optimizer goes on
+    assert all(each["step"] == 4 for each in state["optim"].state.values())

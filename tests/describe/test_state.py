@@ -153,7 +153,10 @@ class _Wrapper(torch.Tensor):
     ("make", "text"),
     [
         (lambda: torch.ones(2, 2).to_sparse(), "layout torch.sparse_coo"),
-        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized"),
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+            "dtype torch.qint8",
+        ),
         (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "nested"),
         (lambda: _Wrapper(torch.ones(2)), "_Wrapper keeps its values"),
         (lambda: torch.ones(2, device="meta"), "meta device"),

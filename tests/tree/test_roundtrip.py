@@ -9,6 +9,7 @@ import struct
 from collections import Counter, OrderedDict, deque
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -31,6 +32,8 @@ def bits(value):
         return ("float", struct.pack(">d", value))
     if kind is complex:
         return ("complex", bits(value.real), bits(value.imag))
+    if isinstance(value, (np.str_, np.bytes_)):
+        return (kind, len(value), *value)  # as an array it would lose zeros at its end
     if isinstance(value, np.generic):
         return (kind, value.dtype.str, value.tobytes())
     if isinstance(value, np.ndarray):
@@ -75,6 +78,9 @@ HASHABLE = (
     | st.sampled_from([torch.device("cpu"), torch.Size([]), torch.Size([3, 4])])
     | st.sampled_from([np.float32(0.1), np.float64("nan"), np.int8(-1), np.bool_(True)])
     | st.sampled_from([np.uint64(2**64 - 1), np.complex64(1j), np.str_("é"), np.bytes_(b"a")])
+    | st.sampled_from(
+        [np.str_(""), np.str_("a\0"), np.str_("\udcff"), np.bytes_(b"\0"), np.bytes_()]
+    )
 )
 KEYS = st.recursive(
     HASHABLE,
@@ -141,6 +147,8 @@ def test_any_value_comes_back_from_documents(value, limit):
         (torch.bfloat16, {"dtype": "bfloat16"}),
         (torch.device("cuda:1"), {"device": "cuda:1"}),
         (np.float32(1.0), {"numpy": {"dtype": "<f4", "data": "AACAPw=="}}),
+        (np.str_("a\0"), {"numpy": {"dtype": "<U2", "data": "YQAAAAAAAAA="}}),
+        (np.bytes_(b"a\0"), {"numpy": {"dtype": "|S2", "data": "YQA="}}),
         (torch.tensor(1.0), {"scalar": {"dtype": "float32", "data": "AACAPw=="}}),
     ],
 )
@@ -229,10 +237,11 @@ class Text(str):
         (collections.defaultdict(list), r"would come back as a dict; save dict\(\.\.\.\) of it"),
         (object(), "builtins.object cannot be stored; save plain values"),
         (len, "functions and classes"),
-        (torch.zeros(2), "Tensor cannot be stored"),
+        (torch.zeros(2), "Tensor cannot be stored here, but in dicts, lists and tuples only"),
         (np.zeros(2), "ndarray cannot be stored"),
         (np.datetime64("2026-01-01"), "numpy type datetime64.* cannot be stored"),
         (np.longdouble(1), "cannot be stored; convert it"),
+        (ml_dtypes.float8_e5m2(1), "numpy type float8_e5m2 cannot be stored"),
         (torch.zeros((), dtype=torch.uint4), "dtype torch.uint4 has no common Zarr form"),
         (torch.nn.Parameter(torch.zeros(())), "Parameter of layout"),
         ({Color.RED: 1}, "is a key of a dict"),
@@ -310,6 +319,8 @@ def test_values_elsewhere_are_asked_for():
         {"device": "nowhere"},
         {"numpy": {"dtype": "O", "data": ""}},
         {"numpy": {"dtype": "<f4", "data": "AA=="}},
+        {"numpy": {"dtype": "<U1", "data": "AA=="}},
+        {"numpy": {"dtype": "|S3", "data": "AA=="}},
         {"ndarray": {"dtype": "<f4", "shape": [3], "data": "AACAPw=="}},
         {"scalar": {"dtype": "float32"}},
         {"scalar": {"dtype": "int3", "data": ""}},

@@ -102,9 +102,7 @@ def check_kind(tensor: torch.Tensor, where: str) -> None:
             "with state_dict() and load_state_dict()"
         )
     if tensor.is_quantized:
-        raise UnsupportedError(
-            f"{where}: quantized tensors cannot be stored; save int_repr(), scales and zero points"
-        )
+        dtype_name(tensor.dtype, where)  # refused here: its layout and its memory tell nothing
     if tensor.is_nested or tensor.layout is not torch.strided:
         layout = "nested" if tensor.is_nested else tensor.layout
         raise UnsupportedError(

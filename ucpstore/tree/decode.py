@@ -123,7 +123,15 @@ def _device(body: Node) -> torch.device:
 
 def _numpy(body: Node) -> np.generic:
     entry: dict[str, Node] = expect(body, dict, "a numpy scalar")
-    found: np.generic = np.frombuffer(_data(entry), _numpy_dtype(entry))[0]
+    dtype, data = _numpy_dtype(entry), _data(entry)
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes are no {dtype}")
+    # An array would drop zeros at the end of a text.
+    if dtype.kind == "U":
+        return np.str_(data.decode("utf-32-le", "surrogatepass"))
+    if dtype.kind == "S":
+        return np.bytes_(data)
+    found: np.generic = np.frombuffer(data, dtype)[0]
     return found
 
 

@@ -20,6 +20,7 @@ from ucpstore.tree.nodes import Node, body_of, children, pairs_of, rebuild, tag_
 
 FOLDER: Final = "%.documents"
 LIMIT_BYTES: Final = 64 * 1024
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
 
 Fetch = Callable[[str], bytes]
 """The bytes of the document at a path below the step, verified."""
@@ -94,7 +95,9 @@ class _Writer:
 
     def inside(self, node: Node) -> tuple[Node, int]:
         """The node with its parts reduced, and its size; sizes are added up, not measured again."""
-        parts = children(node)
+        # Long lists of numbers are common, and none of their parts is too large.
+        flat = isinstance(node, list) and _NUMBERS.issuperset(map(type, node))
+        parts = () if flat else children(node)
         if not parts:
             return node, len(canonical(node))
         reduced = [self.reduce(part) for _, part in parts]

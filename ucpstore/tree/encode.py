@@ -109,6 +109,11 @@ class _Encoder:
             node = _torch(torch, value, path, arrays=self._arrays)
             if node is not None:
                 return node
+        if isinstance(value, np.ndarray) or (torch and isinstance(value, torch.Tensor)):
+            raise UnsupportedError(
+                f"{path}: a {type(value).__name__} cannot be stored here, but in dicts, lists and "
+                "tuples only; keep it in one of these"
+            )
         raise UnsupportedError(f"{path}: {_advice(value)}")
 
 
@@ -168,6 +173,12 @@ _CONTAINERS: Final[dict[type, str | None]] = {
 
 
 def _numpy(value: np.generic, path: str) -> Node:
+    # Text by itself: in an array it could not be empty, and zeros at its end would be padding.
+    if isinstance(value, np.str_):
+        data = value.encode("utf-32-le", "surrogatepass")  # str() would drop zeros
+        return {"numpy": {"dtype": f"<U{len(value)}", "data": _base64(data)}}
+    if isinstance(value, np.bytes_):
+        return {"numpy": {"dtype": f"|S{len(value)}", "data": _base64(bytes(value))}}
     dtype = _numpy_dtype(value.dtype, path)
     return {"numpy": {"dtype": dtype.str, "data": _base64(np.asarray(value, dtype).tobytes())}}
 
@@ -185,7 +196,9 @@ def _ndarray(value: np.ndarray, path: str) -> Node:
 
 def _numpy_dtype(dtype: np.dtype, path: str) -> np.dtype:
     """The little-endian form of a numpy type, unless its bytes differ between machines."""
-    if dtype.kind not in NUMPY_KINDS or dtype.char in "gG":
+    # Of the types that other packages add some call themselves floats, as float8_e5m2 does.
+    added = dtype.isbuiltin == 2
+    if added or dtype.kind not in NUMPY_KINDS or dtype.char in "gG":
         raise UnsupportedError(
             f"{path}: numpy type {dtype} cannot be stored; convert it to a number, string or "
             "a type of fixed size such as float64"
