@@ -19,6 +19,7 @@ import contextlib
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def main() -> None:
         if arguments.what == "s3":
             arguments.url = stack.enter_context(s3_bucket())
         else:
-            arguments.url = str(Path(arguments.folder).resolve())
+            folder = Path(arguments.folder).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            arguments.url = tempfile.mkdtemp(prefix="run-", dir=folder)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

@@ -48,7 +48,6 @@ def fail(monkeypatch: pytest.MonkeyPatch, name: str, number: int, after: int = 0
         ("write", errno.ENOSPC, "No space left on device; free some space"),
         ("write", errno.EDQUOT, "quota"),
         ("write", errno.EIO, "kernel's log"),
-        ("fsync", errno.ENOSPC, "free some space"),
         ("close", errno.EDQUOT, "quota"),
         ("open", errno.EROFS, "read-only"),
         ("open", errno.EACCES, "permissions"),
@@ -169,11 +168,9 @@ def test_a_file_system_without_links_is_found_before_the_first_write(
     assert os.listdir(storage.url) == []
 
 
-def test_sync_syncs_each_folder_once_and_not_again(
+def test_sync_syncs_each_file_and_folder_once_and_not_again(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key in ("steps/1/m/a/c.0", "steps/1/m/a/c.1", "steps/1/m/b/c.0", "steps/2/x", "tags/t"):
-        storage.put(key, b"")
     synced: list[str] = []
     real = os.fsync
 
@@ -182,21 +179,31 @@ def test_sync_syncs_each_folder_once_and_not_again(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", sync)
+    for key in ("steps/1/m/a/c.0", "steps/1/m/a/c.1", "steps/1/m/b/c.0", "steps/2/x", "tags/t"):
+        storage.put(key, b"")
+    assert synced == []
     storage.sync("steps/1/")
-    assert sorted(synced) == [
-        "",
-        "/steps",
-        "/steps/1",
-        "/steps/1/m",
-        "/steps/1/m/a",
-        "/steps/1/m/b",
-    ]
+    files = ["/steps/1/m/a/c.0", "/steps/1/m/a/c.1", "/steps/1/m/b/c.0"]
+    folders = ["", "/steps", "/steps/1", "/steps/1/m", "/steps/1/m/a", "/steps/1/m/b"]
+    assert sorted(synced[:3]) == files
+    assert sorted(synced[3:]) == folders
     assert synced.index("/steps/1/m/a") < synced.index("/steps/1/m") < synced.index("")
     synced.clear()
     storage.sync("steps/1/")
     assert synced == []
     storage.sync("")
-    assert sorted(synced) == ["", "/steps", "/steps/2", "/tags"]
+    assert sorted(synced) == ["", "/steps", "/steps/2", "/steps/2/x", "/tags", "/tags/t"]
+
+
+def test_what_was_deleted_needs_no_sync(storage: LocalStorage) -> None:
+    for key in ("a/1", "a/2", "b/c/3"):
+        storage.put(key, b"x")
+    storage.delete(["a/1"])
+    storage.delete_tree("b/")
+    Path(f"{storage.url}/a/2").unlink()
+    storage.put("a/3", b"x")
+    storage.sync("")
+    assert sorted(entry.key for entry in storage.list("")) == ["a/3"]
 
 
 def test_a_sync_that_fails_is_not_forgotten(
@@ -209,7 +216,7 @@ def test_a_sync_that_fails_is_not_forgotten(
             storage.sync("a/")
     calls = fail(monkeypatch, "fsync", errno.EIO, after=99)
     storage.sync("a/")
-    assert len(calls) == 2
+    assert len(calls) == 3  # the file, its folder, the root
 
 
 def test_temporary_files_are_not_listed(storage: LocalStorage) -> None:

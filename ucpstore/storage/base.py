@@ -59,8 +59,8 @@ class Storage(Protocol):
     def put(self, key: str, data: Buffer) -> None:
         """Write one object, replacing what is there, in one request.
 
-        On return the contents are durable; on local files the name is durable only after `sync`.
-        A put that raises StorageError leaves no object on local files; an object store keeps what
+        On return other readers see it; on local files it is durable only after `sync`. A put that
+        raises StorageError leaves no object on local files; an object store keeps what
         was there, or has the new object whole if only the answer was lost.
         """
 
@@ -108,9 +108,9 @@ class Storage(Protocol):
         """Copy an object inside this storage without its bytes passing through Python; as `put`."""
 
     def sync(self, prefix: str) -> None:
-        """Make the names below `prefix` that were written through this object durable.
+        """Make what was put below `prefix` through this object durable, contents and names.
 
-        Local files: fsync, once, of each folder written to since the last sync and of its
+        Local files: fsync, once, of each file put since the last sync, of its folder and of the
         ancestors up to the root. Several processes that write below one prefix each sync their
         own. Object stores: nothing to do.
         """

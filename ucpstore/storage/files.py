@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from typing import NoReturn
 
 from ucpstore.errors import StorageError
@@ -75,6 +79,53 @@ def write_all(descriptor: int, view: memoryview) -> None:
     done = 0
     while done < len(view):
         done += os.write(descriptor, view[done:])  # stops at 2,147,479,552 bytes
+
+
+_START = ctypes.c_uint(2)  # SYNC_FILE_RANGE_WRITE
+_WHOLE = ctypes.c_int64(0)
+_SYNC_THREADS = 8
+
+
+def start_writing(descriptor: int) -> None:
+    """Have the system begin to write the file to its disk, without waiting; a hint, never an error.
+
+    A later fsync then finds most of the work done, and blocks on the disk allocated by one entry
+    of the journal for many files.
+    """
+    call = _sync_file_range()
+    if call is not None:
+        call(descriptor, _WHOLE, _WHOLE, _START)
+
+
+@lru_cache
+def _sync_file_range() -> Callable[..., int] | None:
+    """Linux's call, which Python has no name for."""
+    return getattr(ctypes.CDLL(None), "sync_file_range", None)
+
+
+def sync_files(paths: Collection[str]) -> None:
+    """fsync all that are still there.
+
+    They are opened again: the system tells an error of writing that nobody was told yet then too.
+    """
+    if len(paths) > 1:
+        with ThreadPoolExecutor(min(_SYNC_THREADS, len(paths)), "ucpstore-sync") as pool:
+            for _ in pool.map(_sync_file, paths):
+                pass
+    else:
+        for path in paths:
+            _sync_file(path)
+
+
+def _sync_file(path: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # deleted meanwhile
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def copy_all(source: int, target: int) -> None:
