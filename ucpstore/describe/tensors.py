@@ -101,8 +101,6 @@ def check_kind(tensor: torch.Tensor, where: str) -> None:
             "its own way, which has no stored form; save the tensors it is made of, or an object "
             "with state_dict() and load_state_dict()"
         )
-    if tensor.is_quantized:
-        dtype_name(tensor.dtype, where)  # refused here: its layout and its memory tell nothing
     if tensor.is_nested or tensor.layout is not torch.strided:
         layout = "nested" if tensor.is_nested else tensor.layout
         raise UnsupportedError(
