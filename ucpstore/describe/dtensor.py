@@ -17,7 +17,6 @@ from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.geometry import Partition, Split, local_shape
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
 try:  # private: FSDP2 over tensor parallelism places parameters so (torch 2.8 to 2.13)
@@ -46,26 +45,12 @@ def split_of(placement: Placement, dims: int, where: str) -> Split | None:
     )
 
 
-def mesh_ranks(mesh: DeviceMesh, ranks: Ranks, where: str) -> tuple[int, ...]:
-    """Ranks of the process group in the mesh's row-major order."""
-    members = [int(rank) for rank in mesh.mesh.flatten().tolist()]
-    outside = [rank for rank in members if rank not in ranks.of_global]
-    if outside:
-        raise StateError(
-            f"{where}: its device mesh has the global ranks {members}, of which {outside} are not "
-            f"in the process group of the call (global ranks {sorted(ranks.of_global)}); pass a "
-            "process group that holds the whole mesh"
-        )
-    return tuple(ranks.of_global[rank] for rank in members)
-
-
 def partition_of(tensor: DTensor, ranks: Ranks, where: str) -> Partition:
     """The mesh and splits of a DTensor, in ranks of the process group."""
-    mesh = tensor.device_mesh
-    members = mesh_ranks(mesh, ranks, where)
+    mesh = ranks.mesh(tensor.device_mesh, where)
     dims = tensor.dim()
     splits = tuple(split_of(placement, dims, where) for placement in tensor.placements)
-    return Partition(tuple(int(extent) for extent in mesh.mesh.shape), members, splits)
+    return Partition(mesh.axes, mesh.ranks, splits)
 
 
 def local_of(tensor: DTensor, partition: Partition, ranks: Ranks, where: str) -> torch.Tensor:

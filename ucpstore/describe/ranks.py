@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from ucpstore.errors import StateError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Extents of a device mesh's axes, and its ranks of the process group in row-major order."""
+
+    axes: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +31,30 @@ class Ranks:
 
     rank: int
     of_global: Mapping[int, int]
+    _meshes: dict[int, tuple[DeviceMesh, Mesh]] = field(default_factory=dict, repr=False)
+    """By identity; torch builds the tensor of a mesh's ranks anew on each look."""
+
+    def mesh(self, mesh: DeviceMesh, where: str) -> Mesh:
+        """Extents and members of a device mesh; StateError, naming `where`, if some are outside."""
+        known = self._meshes.get(id(mesh))
+        if known is None:
+            known = self._meshes[id(mesh)] = (mesh, self._mesh(mesh, where))
+        return known[1]
+
+    def _mesh(self, mesh: DeviceMesh, where: str) -> Mesh:
+        layout = mesh.mesh
+        members = [int(rank) for rank in layout.flatten().tolist()]
+        outside = [rank for rank in members if rank not in self.of_global]
+        if outside:
+            raise StateError(
+                f"{where}: its device mesh has the global ranks {members}, of which {outside} are "
+                "not in the process group of the call (global ranks "
+                f"{sorted(self.of_global)}); pass a process group that holds the whole mesh"
+            )
+        return Mesh(
+            tuple(int(extent) for extent in layout.shape),
+            tuple(self.of_global[rank] for rank in members),
+        )
 
     @property
     def count(self) -> int:

@@ -18,6 +18,7 @@ from ucpstore import catalog
 from ucpstore.agree import Group, local_group
 from ucpstore.arrays.chain import check_codec
 from ucpstore.catalog import StepRef
+from ucpstore.collector import collector_paused
 from ucpstore.describe import (
     Cast,
     Target,
@@ -159,6 +160,7 @@ class _Load:
         self.items = [item_name(key) for key in request.state]
         return canonical({"step": request.step, "strict": request.strict, "items": self.items})
 
+    @collector_paused()
     def resolve(self, payloads: list[bytes]) -> bytes:
         """On rank 0: the record and the documents of all items that some rank asks for."""
         asked = [json.loads(payload) for payload in payloads]
@@ -174,6 +176,7 @@ class _Load:
         answer, self.metadata_bytes = read_step(self.storage, ref, items, self.options)
         return answer
 
+    @collector_paused()
     def prepare(self, answer: bytes) -> bytes:
         """Check the whole target, plan the reads; nothing of the target changes."""
         opened = open_handed(answer, self.items)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ucpstore import catalog
 from ucpstore.agree import Call, Group
+from ucpstore.collector import collector_paused
 from ucpstore.describe import LocalState, describe
 from ucpstore.errors import OutcomeUnknownError, UcpstoreError
 from ucpstore.exchange import exchanger_of
@@ -160,6 +161,7 @@ class _Save:
 
     # Round 1
 
+    @collector_paused()
     def _arrive(self, request: SaveRequest) -> bytes:
         self.request = request
         self.progress.follow(request.progress)
@@ -215,6 +217,7 @@ class _Save:
             sends["replicas"] = self.replicas
         return canonical(sends)
 
+    @collector_paused()
     def _open(self, invitation: Invitation, payloads: list[bytes]) -> bytes:
         """On rank 0: refuse what can be refused, then write the mark of this save."""
         sent = [json.loads(payload) for payload in payloads]
@@ -258,6 +261,7 @@ class _Save:
 
     # Round 3
 
+    @collector_paused()
     def _ready(self, invitation: Invitation, structure: _Structure) -> bytes:
         self.progress.phase("plan")
         plan = self._plan(invitation, structure.arrays)
