@@ -56,19 +56,9 @@ class BufferPool:
     def acquire(self, size: int) -> Bytes:
         """A buffer of at least `size` bytes; the caller hands the same object to `release`."""
         capacity = _capacity(size)
-        turn = object()
         with self._changed:
-            self._waiting.append(turn)
-            try:
-                self._changed.wait_for(
-                    lambda: (
-                        self._waiting[0] is turn
-                        and (self._out == 0 or self._out + capacity <= self.limit)
-                    )
-                )
-            finally:
-                self._waiting.remove(turn)
-                self._changed.notify_all()  # the next one may fit as well
+            if self._waiting or not self._fits(capacity):
+                self._await_turn(capacity)
             self._out += capacity
             for position in range(len(self._kept) - 1, -1, -1):
                 if self._kept[position].size == capacity:
@@ -83,6 +73,18 @@ class BufferPool:
                 self._out -= capacity
                 self._changed.notify_all()
             raise
+
+    def _fits(self, capacity: int) -> bool:
+        return self._out == 0 or self._out + capacity <= self.limit
+
+    def _await_turn(self, capacity: int) -> None:
+        turn = object()
+        self._waiting.append(turn)
+        try:
+            self._changed.wait_for(lambda: self._waiting[0] is turn and self._fits(capacity))
+        finally:
+            self._waiting.remove(turn)
+            self._changed.notify_all()  # the next one may fit as well
 
     def release(self, buffer: Bytes) -> None:
         """Give back what `acquire` returned."""

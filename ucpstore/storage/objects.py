@@ -18,21 +18,25 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError, StateError, StorageError
 from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.s3_clients import (
+    FIRST_RETRY_TIMEOUT_S,
+    FIRST_WAIT_S,
+    LONGEST_WAIT_S,
+    RETRIES,
+    RETRY_TIMEOUT_S,
+    Clients,
+    clients_of,
+    renewed,
+)
 from ucpstore.storage.s3_errors import Failure
-from ucpstore.storage.s3_options import Credential, Resolved, S3Options
+from ucpstore.storage.s3_options import S3Options
 from ucpstore.storage.s3_requests import Listed, Requests
 
 MAX_PUT_BYTES = 5 * 1024**3
-RETRIES = 12
-RETRY_TIMEOUT_S = 180.0
-FIRST_RETRY_TIMEOUT_S = 12.0  # before the first answer of a process
-FIRST_WAIT_S = 0.1
-LONGEST_WAIT_S = 15.0
 _FIRST_BYTES = 1024 * 1024
 _LIST_PAGE = 1000
 _CONFLICT_TRIES = 3
@@ -44,21 +48,6 @@ T = TypeVar("T")
 _Page = tuple[Sequence[Listed], object | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Clients:
-    """One process's clients. `first` gives up early, for requests before any was answered."""
-
-    endpoint: str
-    credential: Credential | None
-    patient: Requests
-    first: Requests
-    once: Requests
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        return tuple(str(each) for each in (self.credential or {}).values() if each)
-
-
 class S3Storage:
     """Objects below a prefix of a bucket; the prefix may be empty."""
 
@@ -66,7 +55,7 @@ class S3Storage:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._options = options or S3Options()
-        self._made: tuple[int, _Clients] | None = None
+        self._made: tuple[int, Clients] | None = None
         self._answered = False
         self._checked = False
         self._conditional = True
@@ -205,6 +194,7 @@ class S3Storage:
             )
 
     def close(self) -> None:
+        """Connections stay for the process's other storages and the next call."""
         self._made = None
 
     def _path(self, key: str) -> str:
@@ -299,32 +289,18 @@ class S3Storage:
                 raise OutcomeUnknownError(f"{refusal}. Whether it was written is not known: look")
             raise refusal
 
-    def _clients(self) -> _Clients:
+    def _clients(self) -> Clients:
         made = self._made
         if made is None or made[0] != os.getpid():
-            made = (os.getpid(), self._connect())
-            self._made = made
+            made = self._made = (os.getpid(), clients_of(self._bucket, self._options))
         return made[1]
 
-    def _renew(self, used: _Clients) -> bool:
+    def _renew(self, used: Clients) -> bool:
         """Look the credentials up again; whether there are others than those that were used."""
-        fresh = self._connect()
-        if fresh.secrets[:3] == used.secrets[:3]:
-            return False
-        self._made = (os.getpid(), fresh)
-        return True
-
-    def _connect(self) -> _Clients:
-        found = self._options.resolve()
-        make = _s3fs_clients if self._options.engine == "s3fs" else _obstore_clients
-        patient, first, once = make(self._bucket, found)
-        return _Clients(
-            found.endpoint or f"AWS S3 in {found.region}",
-            found.provider() if found.provider else None,
-            patient,
-            first,
-            once,
-        )
+        fresh = renewed(self._bucket, self._options, used)
+        if fresh is not None:
+            self._made = (os.getpid(), fresh)
+        return fresh is not None
 
 
 class _Waits:
@@ -342,31 +318,3 @@ class _Waits:
         self._tries += 1
         time.sleep(wait_s)
         return True
-
-
-def _obstore_clients(bucket: str, found: Resolved) -> tuple[Requests, Requests, Requests]:
-    from ucpstore.storage.s3_obstore import ObstoreRequests
-
-    def make(retries: int, limit_s: float, timeout_s: float, longest_s: float) -> Requests:
-        return ObstoreRequests(
-            bucket,
-            found,
-            retries=retries,
-            limit_s=limit_s,
-            timeout_s=timeout_s,
-            wait_s=FIRST_WAIT_S,
-            longest_wait_s=longest_s,
-        )
-
-    return (
-        make(RETRIES, RETRY_TIMEOUT_S, 300.0, LONGEST_WAIT_S),
-        make(RETRIES, FIRST_RETRY_TIMEOUT_S, 15.0, 4.0),
-        make(0, 0.0, 60.0, 1.0),
-    )
-
-
-def _s3fs_clients(bucket: str, found: Resolved) -> tuple[Requests, Requests, Requests]:
-    from ucpstore.storage.s3_s3fs import S3fsRequests
-
-    patient = S3fsRequests(bucket, found, timeout_s=60.0)
-    return patient, S3fsRequests(bucket, found, timeout_s=15.0), patient
