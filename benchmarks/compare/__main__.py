@@ -2,7 +2,10 @@
 
     python -m benchmarks.compare local            # 4 ranks, 1 GiB, below build/compare
     python -m benchmarks.compare s3               # 4 ranks, 256 MiB, on a SeaweedFS that it starts
-    python -m benchmarks.compare page             # docs/performance.md and its plots, from both
+    python -m benchmarks.compare small            # 2 ranks, 2,000 arrays of 4 KiB, local disk
+    python -m benchmarks.compare syncs            # 4 ranks: what is synced before the commit
+                                                  # (needs strace)
+    python -m benchmarks.compare page             # docs/performance.md and its plots, from all
                                                   # (needs matplotlib)
 
 In every round each system saves into a fresh place, then loads it in the same arrangement,
@@ -25,7 +28,7 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
-from benchmarks.compare.ranks import rank_main
+from benchmarks.compare import ranks, small, syncs
 from benchmarks.compare.report import write_page
 
 ROOT = Path(__file__).parents[2]
@@ -34,17 +37,21 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("local", "s3", "page"))
+    parser.add_argument("what", choices=("local", "s3", "small", "syncs", "page"))
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds")
     parser.add_argument("--mib", type=int, help="size of the state of all ranks together")
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, help="4, or 2 for small")
     parser.add_argument("--folder", default="build/compare", help="where local rounds write")
     parser.add_argument("--out", default=str(RESULTS), help="where raw times go")
     arguments = parser.parse_args()
     if arguments.what == "page":
         write_page(Path(arguments.out))
         return
-    arguments.mib = arguments.mib or (1024 if arguments.what == "local" else 256)
+    arguments.ranks = arguments.ranks or (2 if arguments.what == "small" else 4)
+    if arguments.what == "syncs":
+        syncs.write_results(Path(arguments.out), arguments.ranks, arguments.mib or 256)
+        return
+    arguments.mib = arguments.mib or {"local": 1024, "s3": 256, "small": 8}[arguments.what]
     with contextlib.ExitStack() as stack:
         if arguments.what == "s3":
             arguments.url = stack.enter_context(s3_bucket())
@@ -55,9 +62,8 @@ def main() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        mp.start_processes(
-            rank_main, (port, arguments), nprocs=arguments.ranks, start_method="spawn"
-        )
+        main = small.rank_main if arguments.what == "small" else ranks.rank_main
+        mp.start_processes(main, (port, arguments), nprocs=arguments.ranks, start_method="spawn")
 
 
 @contextlib.contextmanager

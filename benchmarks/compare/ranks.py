@@ -48,9 +48,14 @@ def rank_main(rank: int, port: int, arguments: argparse.Namespace) -> None:
             if rank == 0 and arguments.what == "local":
                 empty(Path(place))
             dist.barrier()
-    if rank == 0 and arguments.what == "local":
-        shutil.rmtree(arguments.url)
+    finish(rank, arguments, rows)
+
+
+def finish(rank: int, arguments: argparse.Namespace, rows: list[Row]) -> None:
+    """Remove what local rounds left; store and print the counted ones."""
     if rank == 0:
+        if arguments.what != "s3":
+            shutil.rmtree(arguments.url)
         counted = [row for row in rows if int(str(row["round"])) >= 0]
         store_rows(arguments, counted)
         print(table(counted))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ucpstore.arrays.chain import decode
@@ -13,6 +12,7 @@ from ucpstore.arrays.metadata import ArrayMetadata
 from ucpstore.arrays.packed import chunk_offset, slot_bytes
 from ucpstore.arrays.raw import part as region
 from ucpstore.catalog import StepRef, missing
+from ucpstore.crew import Crew
 from ucpstore.describe import Read
 from ucpstore.dtypes import itemsize, to_torch
 from ucpstore.geometry import Index
@@ -37,6 +37,11 @@ class Request:
     array: ArrayMetadata
     index: Index
     chunks: tuple[ChunkRead, ...]
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of the chunks, as they are without a compressor."""
+        return len(self.chunks) * slot_bytes(self.array.grid, itemsize(self.read.dtype))
 
 
 def requests(read: Read, array: ArrayMetadata) -> Iterator[Request]:
@@ -125,8 +130,10 @@ class Reader:
         if len(todo) == 1:
             self._one(todo[0])
             return
-        with ThreadPoolExecutor(min(self._threads, max(1, len(todo))), "ucpstore-read") as pool:
-            futures = [pool.submit(self._guarded, request) for request in todo]
+        with Crew(min(self._threads, len(todo)), "ucpstore-read") as crew:
+            futures = [
+                crew.submit(self._guarded, request, size=request.plain_bytes) for request in todo
+            ]
             try:
                 for future in futures:
                     future.result()

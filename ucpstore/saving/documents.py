@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ucpstore.arrays.compressors import MAX_CHUNK_BYTES, check_length, settle
 from ucpstore.arrays.metadata import array_document, to_bytes
+from ucpstore.crew import Crew
 from ucpstore.describe import LocalArray, LocalState
 from ucpstore.dtypes import itemsize
 from ucpstore.errors import UnsupportedError
@@ -72,11 +72,13 @@ def write_array_documents(
 ) -> None:
     """Write the own documents of the planned arrays at these positions."""
 
-    def write(number: int) -> None:
-        array, grid = plan.arrays[number]
-        document = array_document(grid, array.dtype, array.dimension_names, array.codec)
-        storage.put(f"{prefix}/{array.path}/{layout.DOCUMENT}", to_bytes(document))
-
-    with ThreadPoolExecutor(options.threads, "ucpstore-write") as pool:
-        for _ in pool.map(write, numbers):
-            pass
+    with Crew(options.threads, "ucpstore-write") as crew:
+        futures = []
+        for number in numbers:
+            array, grid = plan.arrays[number]
+            document = array_document(grid, array.dtype, array.dimension_names, array.codec)
+            raw = to_bytes(document)
+            key = f"{prefix}/{array.path}/{layout.DOCUMENT}"
+            futures.append(crew.submit(storage.put, key, raw, size=len(raw)))
+        for future in futures:
+            future.result()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ucpstore.arrays.chain import Encoder, buffer_bytes, encoder
 from ucpstore.arrays.raw import RawArray, copy_raw, part, raw_dtype
+from ucpstore.crew import Crew
 from ucpstore.describe import LocalArray
 from ucpstore.dtypes import itemsize, to_torch
 from ucpstore.exchange import Exchanger
@@ -102,8 +103,11 @@ class _Writer:
         An object that cannot be put does not end the exchange, so that no other rank waits for this
         one. Raises the first error once all that was begun is over.
         """
-        with ThreadPoolExecutor(self._threads, "ucpstore-write") as own:
-            futures = [own.submit(self._guard, self._write_own, each) for each in rank_plan.writes]
+        with Crew(self._threads, "ucpstore-write") as own:
+            futures = [
+                own.submit(self._guard, self._write_own, each, size=self._buffer_bytes(each))
+                for each in rank_plan.writes
+            ]
             try:
                 if rank_plan.rounds:
                     self._exchange(rank_plan.rounds, exchanger())
@@ -123,7 +127,7 @@ class _Writer:
     def _exchange(self, rounds: Sequence[Round], exchanger: Exchanger) -> None:
         # A pool of their own: these hold buffers when they are handed over, and must not queue
         # behind tasks that wait for buffers.
-        with ThreadPoolExecutor(2, "ucpstore-shared") as shared:
+        with Crew(2, "ucpstore-shared") as shared:
             futures: list[Future[None]] = []
             try:
                 for each in rounds:
@@ -139,7 +143,7 @@ class _Writer:
                 _drain(futures, self._fail)
 
     def _finish_round(
-        self, each: Round, receives: Mapping[int, Bytes], shared: ThreadPoolExecutor
+        self, each: Round, receives: Mapping[int, Bytes], shared: Crew
     ) -> list[Future[None]]:
         received = self._unpack(each.receives, receives)
         futures = []
@@ -153,7 +157,7 @@ class _Writer:
                 self._fill_own(made, write)
                 for box, values in received.get((write.array, write.index), ()):
                     made.fill(box, values)
-                future = shared.submit(self._guard, self._put, write, made)
+                future = shared.submit(self._guard, self._put, write, made, size=size)
             except BaseException:
                 self._pool.release(buffer)
                 raise

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ucpstore.crew import SMALL_BYTES, Crew
+
+
+def names(crew: Crew, sizes: list[int], seconds: float = 0.0) -> list[str]:
+    """The threads that ran tasks of these sizes."""
+    found = [""] * len(sizes)
+
+    def task(number: int) -> None:
+        time.sleep(seconds)
+        found[number] = threading.current_thread().name
+
+    futures = [crew.submit(task, number, size=size) for number, size in enumerate(sizes)]
+    for future in futures:
+        future.result()
+    return found
+
+
+def test_quick_small_tasks_are_run_by_the_caller_and_large_ones_by_threads() -> None:
+    own = threading.current_thread().name
+    with Crew(2, "crew") as crew:
+        found = names(crew, [1, SMALL_BYTES, SMALL_BYTES + 1, 0])
+    assert found[:2] == [own, own]
+    assert found[2].startswith("crew")
+    assert found[3] == own
+
+
+def test_slow_small_tasks_go_to_threads_but_for_a_few() -> None:
+    own = threading.current_thread().name
+    with Crew(8, "crew") as crew:
+        found = names(crew, [1] * 64, 0.02)
+    assert found[0] == own
+    assert 2 <= found.count(own) <= 5
+
+
+def test_one_stall_does_not_send_all_others_to_threads() -> None:
+    own = threading.current_thread().name
+    with Crew(2, "crew") as crew:
+        names(crew, [1], 0.02)
+        found = names(crew, [1] * 600)
+    assert set(found[-100:]) == {own}
+
+
+@pytest.mark.parametrize("size", [1, SMALL_BYTES + 1])
+def test_errors_come_with_the_result(size: int) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with Crew(1, "crew") as crew:
+        future = crew.submit(fail, size=size)
+        with pytest.raises(KeyboardInterrupt):
+            future.result()

@@ -1,0 +1,63 @@
+"""Worker threads for requests, and the caller's own thread for those that are over at once.
+
+Handing a small write to a local disk over to a thread costs more than the write: each system call
+lets go of the interpreter, and with several threads every one then waits for its turn again. On an
+object store the same write takes milliseconds, and threads are what hides them. Only the time that
+it takes tells the two apart; a path may lie on a network file system.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+SMALL_BYTES = 64 * 1024
+"""Tasks that move no more than this are worth to be run by the caller."""
+
+_QUICK_S = 0.001
+_PROBE_EVERY = 32
+_WEIGHT = 0.2
+
+
+class Crew:
+    """Up to `threads` threads, for the life of a `with` block, which waits for all tasks."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(max(1, threads), name)
+        self._usual_s = 0.0
+        self._small = 0
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown()
+
+    def submit(self, action: Callable[..., None], *arguments: object, size: int) -> Future[None]:
+        """Begin a task that moves `size` bytes; a small one may be over on return.
+
+        Small tasks are run here as long as they have been quick so far, and tried again now and
+        then: one stall of a disk must not send all others to the threads.
+        """
+        if size > SMALL_BYTES:
+            return self._pool.submit(action, *arguments)
+        self._small += 1
+        if self._usual_s > _QUICK_S and self._small % _PROBE_EVERY:
+            return self._pool.submit(action, *arguments)
+        done: Future[None] = Future()
+        began = time.perf_counter()
+        try:
+            action(*arguments)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        self._usual_s += _WEIGHT * (time.perf_counter() - began - self._usual_s)
+        return done
