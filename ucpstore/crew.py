@@ -16,7 +16,7 @@ from types import TracebackType
 SMALL_BYTES = 64 * 1024
 """Tasks that move no more than this are worth to be run by the caller."""
 
-_QUICK_S = 0.001
+_QUICK_S = 0.0003
 _PROBE_EVERY = 32
 _WEIGHT = 0.2
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.compare.syncs import Syncs, available, count, measure
+
+ROOT = Path(__file__).parents[2]
 
 LINES = """\
 1 openat(AT_FDCWD</x>, "/s/steps/1/m/w/c.0", O_WRONLY|O_CREAT|O_TRUNC|O_CLOEXEC, 0777) = 5</s/c.0>

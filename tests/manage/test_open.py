@@ -111,3 +111,11 @@ def test_wrong_names_say_what_there_is(url: str) -> None:
         step["model"]["weight"]  # type: ignore[index]
     with pytest.raises(ucpstore.StepNotFoundError, match=r"step 8 is not in .*; committed are 7"):
         ucpstore.CheckpointStore(url).open(8)
+
+
+def test_an_array_is_no_value(tmp_path: Path) -> None:
+    store = ucpstore.CheckpointStore(tmp_path)
+    store.save({"t": torch.ones(2), "n": {"t": torch.ones(2), "epoch": 3}}, step=1)
+    with pytest.raises(KeyError, match="'t' is an array; take"):
+        store.open().value("t")
+    assert store.open().value("n") == {"t": None, "epoch": 3}

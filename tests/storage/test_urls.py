@@ -134,3 +134,8 @@ def test_a_symbolic_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("real")
     open_storage(tmp_path / "link").put("k", b"1")
     assert open_storage(tmp_path / "real").get("k") == b"1"
+
+
+def test_a_state_in_the_place_of_the_url_is_refused() -> None:
+    with pytest.raises(StateError, match=r"url must be a path or a URL, but it is a dict; the url"):
+        open_storage({"model": 1})  # type: ignore[arg-type]

@@ -51,5 +51,5 @@ class LoadReport:
             f"loaded step {self.step} from {self.url}: {', '.join(self.items) or 'nothing'}, "
             f"{self.arrays} arrays, {self.bytes_needed / 2**20:.1f} MiB needed, "
             f"{self.bytes_read / 2**20:.1f} MiB read{others} in {total:.2f} s, "
-            f"{self.total_bytes_read / max(total, 1e-9) / 1e9:.3g} GB/s ({phases}){lists}"
+            f"{self.total_bytes_read / 2**20 / max(total, 1e-9):.1f} MiB/s ({phases}){lists}"
         )

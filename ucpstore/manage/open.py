@@ -176,7 +176,12 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         return Item(self, found)
 
     def value(self, name: str) -> object:
-        """The item as plain Python values, with None in the place of every array."""
+        """The item as plain Python values, with None in the place of every array.
+
+        KeyError where the item itself is an array.
+        """
+        if list(array_names(self._node(name))) == [""]:
+            raise KeyError(f"{name!r} is an array; take [{name!r}], and [{name!r}].read() of it")
         return decode(inline(self._node(name), self._large), lambda tag, body: None)
 
     def _node(self, name: str) -> Node:

@@ -33,7 +33,7 @@ class SaveReport:
         return (
             f"saved step {self.step} to {self.url}: {self.arrays} arrays, "
             f"{self.total_objects} objects, {self.total_bytes / 2**20:.1f} MiB in {total:.2f} s, "
-            f"{self.total_bytes / max(total, 1e-9) / 1e9:.3g} GB/s ({phases})"
+            f"{self.total_bytes / 2**20 / max(total, 1e-9):.1f} MiB/s ({phases})"
         )
 
 

@@ -32,6 +32,11 @@ def open_storage(
     nothing. `storage_options` are those of S3, or of fsspec's file system (docs/storage.md); local
     folders and memory have none. Raises StateError for a URL or an option that is not understood.
     """
+    if not isinstance(url, str | os.PathLike):
+        raise StateError(
+            f"url must be a path or a URL, but it is a {type(url).__name__}; the url comes first, "
+            "as in save(url, state, step=...) and load(url, state)"
+        )
     text = os.fsdecode(url)
     if storage_options is not None and not isinstance(storage_options, Mapping):
         raise StateError(
