@@ -13,7 +13,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 URL ?= build/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint pytest matrix format clean
+.PHONY: help demo test lint pytest matrix benchmarks format clean
 
 help:
 	@echo "make demo    fine-tune a sentence encoder, resume it under three other arrangements"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    ruff, mypy, the import contracts"
 	@echo "make pytest  the tests alone (ARGS='tests/plan -k grid')"
 	@echo "make matrix  save under every arrangement, load under every one: all 64 cells"
+	@echo "make benchmarks  measure against DCP and a bare loop (20 minutes on a quiet machine)"
 	@echo "make format  let ruff rewrite the files"
 	@echo "make clean   remove $(VENV), build/ and the caches"
 
@@ -38,6 +39,9 @@ lint: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
+
+benchmarks: $(VENV)/.benchmarks
+	for what in small syncs local s3 page; do $(BIN)/python -m benchmarks.compare $$what || exit 1; done
 
 matrix: $(VENV)/.dev
 	$(BIN)/python tests/matrix/cells.py
@@ -59,6 +63,10 @@ $(VENV)/.created:
 $(VENV)/.examples: $(VENV)/.created pyproject.toml constraints-dev.txt
 	@echo "Installing ucpstore and what the example needs into $(VENV) (a few minutes, about 1.5 GB) ..."
 	@$(PIP_INSTALL) -e '.[examples]'
+	@touch $@
+
+$(VENV)/.benchmarks: $(VENV)/.dev
+	@$(PIP_INSTALL) -e '.[benchmarks]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.created pyproject.toml constraints-dev.txt

@@ -16,9 +16,9 @@ def names(crew: Crew, sizes: list[int], seconds: float = 0.0) -> list[str]:
         time.sleep(seconds)
         found[number] = threading.current_thread().name
 
-    futures = [crew.submit(task, number, size=size) for number, size in enumerate(sizes)]
-    for future in futures:
-        future.result()
+    for number, size in enumerate(sizes):
+        crew.submit(task, number, size=size)
+    crew.wait()
     return found
 
 
@@ -47,12 +47,20 @@ def test_one_stall_does_not_send_all_others_to_threads() -> None:
     assert set(found[-100:]) == {own}
 
 
-@pytest.mark.parametrize("size", [1, SMALL_BYTES + 1])
-def test_errors_come_with_the_result(size: int) -> None:
-    def fail() -> None:
-        raise KeyboardInterrupt
+def fail() -> None:
+    raise KeyboardInterrupt
 
+
+def test_errors_of_threads_come_when_they_are_waited_for() -> None:
+    done = []
     with Crew(1, "crew") as crew:
-        future = crew.submit(fail, size=size)
+        crew.submit(fail, size=SMALL_BYTES + 1)
+        crew.submit(lambda: done.append(time.sleep(0.1)), size=SMALL_BYTES + 1)
         with pytest.raises(KeyboardInterrupt):
-            future.result()
+            crew.wait()
+    assert done == [None], "the end of the block waits for all"
+
+
+def test_errors_of_what_the_caller_runs_come_at_once() -> None:
+    with Crew(1, "crew") as crew, pytest.raises(KeyboardInterrupt):
+        crew.submit(fail, size=1)

@@ -125,6 +125,9 @@ def test_the_public_names_are_sorted_and_exist() -> None:
     )
 
 
+EXTRAS = ("test", "lint", "examples", "benchmarks")
+
+
 def requirements(*extras: str) -> dict[str, Requirement]:
     """The project's own requirements and those of `extras`, by canonical name."""
     lines = list(PROJECT["dependencies"])
@@ -141,7 +144,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         if line and not line.startswith("#")
     )
     versions = {canonicalize_name(name): Version(version) for name, version in pins.items()}
-    for name, requirement in requirements("test", "lint", "examples").items():
+    for name, requirement in requirements(*EXTRAS).items():
         assert versions[name] in requirement.specifier, f"{requirement} but pinned {versions[name]}"
 
 
@@ -150,7 +153,7 @@ def test_dependencies_are_documented() -> None:
     needed, extras = text.split("## Extras")
     listed = {canonicalize_name(name) for name in re.findall(r"^\| `([^`]+)` ", needed, re.M)}
     assert listed == set(requirements())
-    for name in requirements("test", "lint", "examples").keys() - requirements().keys():
+    for name in requirements(*EXTRAS).keys() - requirements().keys():
         assert f"`{name}`" in extras, f"{name} is missing under Extras"
 
 

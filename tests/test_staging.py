@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -9,7 +11,7 @@ import torch
 
 from ucpstore.geometry import Box, Piece
 from ucpstore.options import MIB
-from ucpstore.staging import BufferPool, parts, read_local, write_local
+from ucpstore.staging import BufferPool, parts, pool_for, read_local, write_local
 
 
 def test_a_buffer_is_used_again() -> None:
@@ -112,3 +114,20 @@ def test_0d_tensors() -> None:
     target = torch.tensor(0.0)
     write_local(target, Box((), ()), read_local(torch.tensor(2.5), Box((), ())), torch.float32)
     assert target.item() == 2.5
+
+
+def test_a_forked_child_has_buffers_of_its_own() -> None:
+    """Those that are out are held by threads that the child does not have."""
+    limit = 1 << 20
+    pool = pool_for(2 * limit)
+    with pool.take(4096):
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            try:
+                with pool_for(2 * limit).take(limit) as buffer:
+                    os._exit(0 if buffer.size == limit else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert pool_for(2 * limit) is pool

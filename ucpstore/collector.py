@@ -8,6 +8,7 @@ time of describing and planning.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ _was_enabled = False
 def collector_paused() -> Iterator[None]:
     """No automatic collection in this process until the last of all such blocks is left.
 
-    A collector that is off stays off. Also a decorator.
+    A collector that is off stays off; one that is turned off meanwhile is on again afterwards. Also
+    a decorator.
     """
     global _holding, _was_enabled  # the collector is the process's too
     with _lock:
@@ -33,6 +35,18 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _holding -= 1
+            _holding = max(_holding - 1, 0)  # 0 in a child that was forked inside of a block
             if _holding == 0 and _was_enabled:
                 gc.enable()
+
+
+def _after_fork() -> None:
+    """A child does not have the threads that would leave their blocks."""
+    global _lock, _holding
+    _lock = threading.Lock()
+    if _holding and _was_enabled:
+        gc.enable()
+    _holding = 0
+
+
+os.register_at_fork(after_in_child=_after_fork)

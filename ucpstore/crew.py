@@ -26,6 +26,7 @@ class Crew:
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(max(1, threads), name)
+        self._begun: list[Future[None]] = []
         self._usual_s = 0.0
         self._small = 0
 
@@ -40,24 +41,25 @@ class Crew:
     ) -> None:
         self._pool.shutdown()
 
-    def submit(self, action: Callable[..., None], *arguments: object, size: int) -> Future[None]:
+    def submit(self, action: Callable[..., None], *arguments: object, size: int) -> None:
         """Begin a task that moves `size` bytes; a small one may be over on return.
 
-        Small tasks are run here as long as they have been quick so far, and tried again now and
-        then: one stall of a disk must not send all others to the threads.
+        Raises what a task that was run here raises. Small tasks are run here as long as they have
+        been quick so far, and tried again now and then: one stall of a disk must not send all
+        others to the threads.
         """
-        if size > SMALL_BYTES:
-            return self._pool.submit(action, *arguments)
-        self._small += 1
-        if self._usual_s > _QUICK_S and self._small % _PROBE_EVERY:
-            return self._pool.submit(action, *arguments)
-        done: Future[None] = Future()
+        if size > SMALL_BYTES or self._is_slow():
+            self._begun.append(self._pool.submit(action, *arguments))
+            return
         began = time.perf_counter()
-        try:
-            action(*arguments)
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
+        action(*arguments)
         self._usual_s += _WEIGHT * (time.perf_counter() - began - self._usual_s)
-        return done
+
+    def wait(self) -> None:
+        """Wait for all tasks; raises the first error, in the order in which they were begun."""
+        for future in self._begun:
+            future.result()
+
+    def _is_slow(self) -> bool:
+        self._small += 1
+        return self._usual_s > _QUICK_S and self._small % _PROBE_EVERY != 0

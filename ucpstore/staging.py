@@ -6,6 +6,7 @@ so buffers are kept and used again, over calls too.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -106,6 +107,16 @@ def _capacity(size: int) -> int:
 
 _pools: dict[int, BufferPool] = {}
 _pools_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Buffers that are out belong to threads that a child does not have."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def pool_for(budget_bytes: int) -> BufferPool:

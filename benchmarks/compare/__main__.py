@@ -9,10 +9,11 @@
                                                   # (needs matplotlib)
 
 In every round each system saves into a fresh place, then loads it in the same arrangement,
-resharded from rows to columns, the weights alone, and one slice; on local disk the loads are
-repeated after the page cache was dropped (as root). The order of the systems changes from round to
-round, the first round is not counted, and what was loaded is compared. Raw times go to
-benchmarks/results/. `UCPSTORE_TEST_S3_ENDPOINT` names another S3 server, whose bucket is made.
+resharded from rows to columns, the weights alone, and one slice. On local disk as many rounds of
+loads follow for which the page cache is dropped each time (as root). The order of the systems
+changes from round to round, the first round is not counted, and what was loaded is compared. Raw
+times go to benchmarks/results/. `UCPSTORE_TEST_S3_ENDPOINT` names another S3 server, whose bucket
+is made.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ucpstore
 from benchmarks.compare.report import table
-from benchmarks.compare.state import build, check, first_rows, local_bytes
+from benchmarks.compare.state import Tree, build, check, first_rows, local_bytes
 from benchmarks.compare.systems import System, all_systems, timed
 from ucpstore.options import MIB
 
@@ -32,23 +32,49 @@ def rank_main(rank: int, port: int, arguments: argparse.Namespace) -> None:
     )
     mesh = init_device_mesh("cpu", (arguments.ranks,))
     rows: list[Row] = []
-    for number in range(-1, arguments.rounds):
-        order = all_systems(arguments.url)
-        turn = number % len(order)
-        for system in order[turn:] + order[:turn]:
-            place = f"{arguments.url}/{number}-{order.index(system)}"
-            for action, seconds, size in measure(system, place, arguments.mib * MIB, mesh):
-                whole = torch.tensor([float(size)], dtype=torch.float64)
-                dist.all_reduce(whole)
-                row: Row = {"round": number, "system": system.name, "action": action}
-                rows.append({**row, "seconds": round(seconds, 4), "bytes": int(whole)})
-                if rank == 0:
-                    print(f"{number:3} {system.name:18} {action:24} {seconds:8.3f} s", flush=True)
-            dist.barrier()
-            if rank == 0 and arguments.what == "local":
-                empty(Path(place))
-            dist.barrier()
+    total, local = arguments.mib * MIB, arguments.what == "local"
+    systems = all_systems(arguments.url)
+
+    def note(number: int, system: System, action: str, seconds: float, size: int) -> None:
+        whole = torch.tensor([float(size)], dtype=torch.float64)
+        dist.all_reduce(whole)
+        row: Row = {"round": number, "system": system.name, "action": action}
+        rows.append({**row, "seconds": round(seconds, 4), "bytes": int(whole)})
+        if rank == 0:
+            print(f"{number:3} {system.name:18} {action:24} {seconds:8.3f} s", flush=True)
+
+    for number, system in turns(systems, range(-1, arguments.rounds)):
+        place = f"{arguments.url}/{number}-{systems.index(system)}"
+        source = build(total, mesh, columns=False, fill=True)
+        save = timed(lambda place=place, system=system, source=source: system.save(place, source))
+        note(number, system, "save", save, local_bytes(source))
+        for action, seconds, size in loads(system, place, total, mesh, cold=False):
+            note(number, system, action, seconds, size)
+        if system.reshards:
+            note(number, system, "one slice", *slice_of(system, place, source))
+        dist.barrier()
+        if rank == 0 and local:
+            empty(Path(place))
+        dist.barrier()
+    if local:
+        # Apart, since memory that was just freed is slow to use again, above all in a virtual
+        # machine: whatever came next would pay for the dropped cache.
+        for number, system in turns(systems, range(-1, arguments.rounds)):
+            place = f"{arguments.url}/cold-{systems.index(system)}"
+            if number < 0:
+                system.save(place, build(total, mesh, columns=False, fill=True))
+                continue
+            for action, seconds, size in loads(system, place, total, mesh, cold=True):
+                note(number, system, f"{action}, cold", seconds, size)
     finish(rank, arguments, rows)
+
+
+def turns(systems: list[System], rounds: range) -> Iterator[tuple[int, System]]:
+    """Round and system: all systems in each round, from another one on in each."""
+    for number in rounds:
+        first = number % len(systems)
+        for system in systems[first:] + systems[:first]:
+            yield number, system
 
 
 def finish(rank: int, arguments: argparse.Namespace, rows: list[Row]) -> None:
@@ -62,38 +88,36 @@ def finish(rank: int, arguments: argparse.Namespace, rows: list[Row]) -> None:
     dist.destroy_process_group()
 
 
-def measure(
-    system: System, place: str, total: int, mesh: DeviceMesh
+def loads(
+    system: System, place: str, total: int, mesh: DeviceMesh, *, cold: bool
 ) -> Iterator[tuple[str, float, int]]:
-    """Save once and load in every way: (action, seconds of the slowest rank, own bytes)."""
-    source = build(total, mesh, columns=False, fill=True)
-    yield "save", timed(lambda: system.save(place, source)), local_bytes(source)
-    local = not place.startswith("s3://")
-    for cold in (False, True) if local else (False,):
-        for action, columns, items in (
-            ("load", False, tuple(source)),
-            ("load, rows to columns", True, tuple(source)),
-            ("weights only", False, ("model",)),
-        ):
-            if columns and not system.reshards:
-                continue
-            whole = build(total, mesh, columns=columns, fill=False)
-            target = {item: whole[item] for item in items}
-            if cold:
-                drop_cache()
-            seconds = timed(lambda target=target: system.load(place, target))
-            check(target, total, mesh, columns=columns)
-            yield f"{action}, cold" if cold else action, seconds, local_bytes(target)
-            del whole, target
-            gc.collect()
-    if system.reshards:
-        # One rank reads 64 rows of one weight, as a person who looks into a checkpoint does.
-        found: list[torch.Tensor] = []
-        alone = dist.get_rank() == 0
-        seconds = timed(lambda: found.append(system.read_slice(place)) if alone else None)
-        if alone and not torch.equal(found[0], first_rows(source)):
-            raise AssertionError(f"{system.name}: the slice differs")
-        yield "one slice", seconds, found[0].nbytes if alone else 0
+    """Load in every way that the system knows: (action, seconds of the slowest rank, own bytes)."""
+    for action, columns, items in (
+        ("load", False, ("model", "exp_avg", "exp_avg_sq")),
+        ("load, rows to columns", True, ("model", "exp_avg", "exp_avg_sq")),
+        ("weights only", False, ("model",)),
+    ):
+        if columns and not system.reshards:
+            continue
+        whole = build(total, mesh, columns=columns, fill=False)
+        target = {item: whole[item] for item in items}
+        if cold:
+            drop_cache()
+        seconds = timed(lambda target=target: system.load(place, target))
+        check(target, total, mesh, columns=columns)
+        yield action, seconds, local_bytes(target)
+        del whole, target
+        gc.collect()
+
+
+def slice_of(system: System, place: str, source: Tree) -> tuple[float, int]:
+    """One rank reads 64 rows of one weight, as a person who looks into a checkpoint does."""
+    found: list[torch.Tensor] = []
+    alone = dist.get_rank() == 0
+    seconds = timed(lambda: found.append(system.read_slice(place)) if alone else None)
+    if alone and not torch.equal(found[0], first_rows(source)):
+        raise AssertionError(f"{system.name}: the slice differs")
+    return seconds, found[0].nbytes if alone else 0
 
 
 def empty(folder: Path) -> None:

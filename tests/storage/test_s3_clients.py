@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from services.seaweed import S3Service
@@ -48,7 +51,7 @@ def test_threads_and_storages_share_what_is_made_once(
     assert made == [s3_bucket]
 
 
-def test_other_options_variables_and_processes_have_clients_of_their_own(
+def test_other_options_and_variables_and_forked_children_have_clients_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = s3_clients.clients_of("b", options())
@@ -59,8 +62,48 @@ def test_other_options_variables_and_processes_have_clients_of_their_own(
         patch.setenv("AWS_REGION", "eu-central-1")
         assert s3_clients.clients_of("b", options()) is not first
     assert s3_clients.clients_of("b", options()) is first
-    monkeypatch.setattr("os.getpid", lambda: 1)
+    with monkeypatch.context() as patch:
+        patch.setenv("https_proxy", "http://127.0.0.1:2")
+        assert s3_clients.clients_of("b", options()) is not first
+    s3_clients._after_fork()
     assert s3_clients.clients_of("b", options()) is not first
+
+
+@pytest.mark.parametrize("change", ["config", "credentials", "home"])
+def test_changed_files_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str
+) -> None:
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def home(name: str, number: int, key: str) -> None:
+        folder = tmp_path / name / ".aws"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config").write_text(f"[default]\nendpoint_url = http://127.0.0.1:{number}\n")
+        (folder / "credentials").write_text(
+            f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n"
+        )
+        monkeypatch.setenv("HOME", str(tmp_path / name))
+
+    home("one", 1, "key1")
+    first = s3_clients.clients_of("b", S3Options())
+    assert s3_clients.clients_of("b", S3Options()) is first
+    assert (first.endpoint, first.secrets[0]) == ("http://127.0.0.1:1", "key1")
+    number, key = (
+        (22 if change == "config" else 1),
+        ("key22" if change == "credentials" else "key1"),
+    )
+    home("two" if change == "home" else "one", number, key)
+    second = s3_clients.clients_of("b", S3Options())
+    assert second is not first
+    assert (second.endpoint, second.secrets[0]) == (f"http://127.0.0.1:{number}", key)
+
+
+def test_when_credentials_end_does_not_make_them_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = s3_clients.clients_of("b", options())
+    later = dict(used.credential or {}, expires_at=datetime.now(UTC))
+    monkeypatch.setattr(s3_clients, "_connect", lambda *_: replace(used, credential=later))
+    assert s3_clients.renewed("b", options(), used) is None
 
 
 def test_only_some_are_kept() -> None:

@@ -131,12 +131,10 @@ class Reader:
             self._one(todo[0])
             return
         with Crew(min(self._threads, len(todo)), "ucpstore-read") as crew:
-            futures = [
-                crew.submit(self._guarded, request, size=request.plain_bytes) for request in todo
-            ]
             try:
-                for future in futures:
-                    future.result()
+                for request in todo:
+                    crew.submit(self._guarded, request, size=request.plain_bytes)
+                crew.wait()
             except BaseException:
                 self._stop = True
                 raise

@@ -73,12 +73,10 @@ def write_array_documents(
     """Write the own documents of the planned arrays at these positions."""
 
     with Crew(options.threads, "ucpstore-write") as crew:
-        futures = []
         for number in numbers:
             array, grid = plan.arrays[number]
             document = array_document(grid, array.dtype, array.dimension_names, array.codec)
             raw = to_bytes(document)
             key = f"{prefix}/{array.path}/{layout.DOCUMENT}"
-            futures.append(crew.submit(storage.put, key, raw, size=len(raw)))
-        for future in futures:
-            future.result()
+            crew.submit(storage.put, key, raw, size=len(raw))
+        crew.wait()

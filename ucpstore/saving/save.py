@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,6 +50,11 @@ KEPT_PLANS = 8
 
 _plans: dict[str, SavePlan] = {}
 _plans_lock = threading.Lock()
+os.register_at_fork(
+    before=_plans_lock.acquire,
+    after_in_parent=_plans_lock.release,
+    after_in_child=_plans_lock.release,
+)
 
 
 def save_state(
@@ -307,7 +313,8 @@ class _Save:
     def _write_all(self, plan: SavePlan, structure: _Structure) -> bytes:
         prefix = layout.step_path(structure.mark.step, structure.mark.save_id)
         local = {array.spec.path: array for array in self.state.arrays}
-        part = plan.rank(self.call.rank)
+        with collector_paused():
+            part = plan.rank(self.call.rank)
         followed = self.progress.followed
         if followed:
             self._expect(plan, part, structure.rows)

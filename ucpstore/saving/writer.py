@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import numpy as np
 
@@ -104,16 +102,15 @@ class _Writer:
         one. Raises the first error once all that was begun is over.
         """
         with Crew(self._threads, "ucpstore-write") as own:
-            futures = [
-                own.submit(self._guard, self._write_own, each, size=self._buffer_bytes(each))
-                for each in rank_plan.writes
-            ]
             try:
+                for each in rank_plan.writes:
+                    size = self._buffer_bytes(each)
+                    own.submit(self._guard, self._write_own, each, size=size)
                 if rank_plan.rounds:
                     self._exchange(rank_plan.rounds, exchanger())
+                own.wait()
             except BaseException as error:
                 self._fail(error)
-            _drain(futures, self._fail)
         if self._failed is not None:
             raise self._failed
         return Written(self._objects, self._bytes, self._exchanged)
@@ -128,25 +125,19 @@ class _Writer:
         # A pool of their own: these hold buffers when they are handed over, and must not queue
         # behind tasks that wait for buffers.
         with Crew(2, "ucpstore-shared") as shared:
-            futures: list[Future[None]] = []
-            try:
-                for each in rounds:
-                    sends = {message.peer: self._pack(message) for message in each.sends}
-                    receives = {
-                        message.peer: np.empty(self._message_bytes(message), np.uint8)
-                        for message in each.receives
-                    }
-                    exchanger.exchange(sends, receives)
-                    self._exchanged += sum(buffer.size for buffer in sends.values())
-                    futures.extend(self._finish_round(each, receives, shared))
-            finally:
-                _drain(futures, self._fail)
+            for each in rounds:
+                sends = {message.peer: self._pack(message) for message in each.sends}
+                receives = {
+                    message.peer: np.empty(self._message_bytes(message), np.uint8)
+                    for message in each.receives
+                }
+                exchanger.exchange(sends, receives)
+                self._exchanged += sum(buffer.size for buffer in sends.values())
+                self._finish_round(each, receives, shared)
+            shared.wait()
 
-    def _finish_round(
-        self, each: Round, receives: Mapping[int, Bytes], shared: Crew
-    ) -> list[Future[None]]:
+    def _finish_round(self, each: Round, receives: Mapping[int, Bytes], shared: Crew) -> None:
         received = self._unpack(each.receives, receives)
-        futures = []
         for write in each.writes:
             if self._failed is not None:
                 break
@@ -157,16 +148,16 @@ class _Writer:
                 self._fill_own(made, write)
                 for box, values in received.get((write.array, write.index), ()):
                     made.fill(box, values)
-                future = shared.submit(self._guard, self._put, write, made, size=size)
             except BaseException:
                 self._pool.release(buffer)
                 raise
-            future.add_done_callback(partial(self._give_back, buffer))
-            futures.append(future)
-        return futures
+            shared.submit(self._put_shared, write, made, buffer, size=size)
 
-    def _give_back(self, buffer: Bytes, _: Future[None]) -> None:
-        self._pool.release(buffer)
+    def _put_shared(self, write: ObjectWrite, made: Encoder, buffer: Bytes) -> None:
+        try:
+            self._guard(self._put, write, made)
+        finally:
+            self._pool.release(buffer)
 
     def _pack(self, message: Message) -> Bytes:
         """The values of a message's transfers, one after the other, each in row-major order."""
@@ -249,13 +240,3 @@ class _Writer:
         with self._lock:
             if self._failed is None:
                 self._failed = error
-
-
-def _drain(futures: Sequence[Future[None]], fail: Callable[[BaseException], None]) -> None:
-    """Wait for all; an interrupt is remembered and the rest still waited for."""
-    for future in futures:
-        try:
-            future.result()
-        except BaseException as error:
-            fail(error)
-            future.exception()

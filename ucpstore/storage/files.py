@@ -124,6 +124,9 @@ def _sync_file(path: str) -> None:
         return  # deleted meanwhile
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = path  # a descriptor's errors name no file
+        raise
     finally:
         os.close(descriptor)
 

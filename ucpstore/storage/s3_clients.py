@@ -40,13 +40,20 @@ class Clients:
 
 _kept: dict[tuple[object, ...], Clients] = {}
 _lock = threading.Lock()
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+
+
+def _after_fork() -> None:
+    """A child cannot use its parent's connections, nor wait for its parent's threads."""
+    global _lock
+    _lock = threading.Lock()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def clients_of(bucket: str, options: S3Options) -> Clients:
-    """This process's clients of a bucket under the options and AWS variables as they are now."""
+    """This process's clients of a bucket as options, variables and files are now."""
     key = _key(bucket, options)
     with _lock:  # or every thread of a first load would make its own
         found = _kept.get(key)
@@ -69,10 +76,31 @@ def renewed(bucket: str, options: S3Options, used: Clients) -> Clients | None:
 
 
 def _key(bucket: str, options: S3Options) -> tuple[object, ...]:
-    variables = sorted(each for each in os.environ.items() if each[0].startswith("AWS_"))
+    """All that a look-up would depend on: the options, variables, and AWS's files."""
+    variables = sorted(each for each in os.environ.items() if _matters(each[0]))
+    files = [
+        _version(os.environ.get(variable, default))
+        for variable, default in (
+            ("AWS_CONFIG_FILE", "~/.aws/config"),
+            ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        )
+    ]
     digest = hashlib.sha256(repr(variables).encode()).digest()  # they hold secrets
-    # A child forked from this process cannot use its connections.
-    return (os.getpid(), bucket, options, digest)
+    return (bucket, options, digest, *files)
+
+
+def _matters(variable: str) -> bool:
+    return variable.startswith(("AWS_", "SSL_CERT_")) or variable.lower().endswith("_proxy")
+
+
+def _version(path: str) -> tuple[str, int, int]:
+    """The file's path, and when and how long it was written."""
+    path = os.path.expanduser(path)  # noqa: PTH111  # pathlib raises where there is no home
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return path, 0, 0
+    return path, found.st_mtime_ns, found.st_size
 
 
 def _keep(key: tuple[object, ...], clients: Clients) -> Clients:
@@ -84,7 +112,10 @@ def _keep(key: tuple[object, ...], clients: Clients) -> Clients:
 
 
 def _same(one: Clients, other: Clients) -> bool:
-    return one.secrets[:3] == other.secrets[:3]
+    """Whether both sign alike. When found credentials are to be renewed is no part of them."""
+    names = ("access_key_id", "secret_access_key", "token")
+    ours, theirs = (each.credential or {} for each in (one, other))
+    return all(ours.get(name) == theirs.get(name) for name in names)
 
 
 def _connect(bucket: str, options: S3Options) -> Clients:
