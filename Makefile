@@ -41,7 +41,7 @@ pytest: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)
 
 benchmarks: $(VENV)/.benchmarks
-	for what in small syncs local s3 page; do $(BIN)/python -m benchmarks.compare $$what || exit 1; done
+	for what in small syncs local s3 floor page; do $(BIN)/python -m benchmarks.compare $$what || exit 1; done
 
 matrix: $(VENV)/.dev
 	$(BIN)/python tests/matrix/cells.py

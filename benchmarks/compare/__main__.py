@@ -2,6 +2,7 @@
 
     python -m benchmarks.compare local            # 4 ranks, 1 GiB, below build/compare
     python -m benchmarks.compare s3               # 4 ranks, 256 MiB, on a SeaweedFS that it starts
+    python -m benchmarks.compare floor            # what the requests of an S3 load cost at least
     python -m benchmarks.compare small            # 2 ranks, 2,000 arrays of 4 KiB, local disk
     python -m benchmarks.compare syncs            # 4 ranks: what is synced before the commit
                                                   # (needs strace)
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
-from benchmarks.compare import ranks, small, syncs
+from benchmarks.compare import floor, ranks, small, syncs
 from benchmarks.compare.report import write_page
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("local", "s3", "small", "syncs", "page"))
+    parser.add_argument("what", choices=("local", "s3", "floor", "small", "syncs", "page"))
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds")
     parser.add_argument("--mib", type=int, help="size of the state of all ranks together")
     parser.add_argument("--ranks", type=int, help="4, or 2 for small")
@@ -52,9 +53,9 @@ def main() -> None:
     if arguments.what == "syncs":
         syncs.write_results(Path(arguments.out), arguments.ranks, arguments.mib or 256)
         return
-    arguments.mib = arguments.mib or {"local": 1024, "s3": 256, "small": 8}[arguments.what]
+    arguments.mib = arguments.mib or {"local": 1024, "small": 8}.get(arguments.what, 256)
     with contextlib.ExitStack() as stack:
-        if arguments.what == "s3":
+        if arguments.what in ("s3", "floor"):
             arguments.url = stack.enter_context(s3_bucket())
         else:
             folder = Path(arguments.folder).resolve()
@@ -63,7 +64,9 @@ def main() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        main = small.rank_main if arguments.what == "small" else ranks.rank_main
+        main = {"small": small.rank_main, "floor": floor.rank_main}.get(
+            arguments.what, ranks.rank_main
+        )
         mp.start_processes(main, (port, arguments), nprocs=arguments.ranks, start_method="spawn")
 
 

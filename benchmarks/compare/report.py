@@ -44,6 +44,13 @@ then: {not_synced_before_the_commit}.
 """
 
 
+FLOOR = """\
+`python -m benchmarks.compare floor` measures what the requests alone cost here, with bare obstore
+and {ranks} ranks: {whole:.2f} s for {mib} MiB in whole objects of 4 MiB, {ranges:.2f} s for the
+same bytes in ranges of one chunk of 1 MiB, {small:.2f} s for {gets} gets of 8 KiB.
+"""
+
+
 def seconds(rows: Rows) -> dict[str, dict[str, dict[int, float]]]:
     """Seconds by action, system and round."""
     found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -141,6 +148,8 @@ def write_page(results: Path) -> None:
             f"{found['date']}.\n\n![{title}](images/performance-{what}.png)\n\n"
             f"{table(found['rows'])}\n" + (f"\n{notes.read_text()}" if notes.exists() else "")
         )
+        if what == "s3" and (results / "floor.json").exists():
+            parts.append(FLOOR.format(**json.loads((results / "floor.json").read_text())))
     if (results / "syncs.json").exists():
         parts.append(SYNCS.format(**json.loads((results / "syncs.json").read_text())))
     (DOCS / "performance.md").write_text("\n".join(parts))
