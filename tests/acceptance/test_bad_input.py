@@ -117,21 +117,21 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[], object], str, str]] = {
     "complex32": (
         lambda: torch.zeros(2, dtype=torch.complex32),
         "torch.complex32",
-        "convert the tensor to one of",
+        "convert the tensor to complex64",
     ),
     "scalar complex32": (
         lambda: torch.tensor(1, dtype=torch.complex32),
         "torch.complex32",
-        "convert the tensor to one of",
+        "convert the tensor to complex64",
     ),
     "float4": (
         lambda: torch.zeros(2, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
         "torch.float4_e2m1fn_x2",
-        "view packed values as uint8",
+        "save view(torch.uint8) of it",
     ),
     "quantized": (
         lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
-        "quantized",
+        "torch.quint8",
         "save int_repr(), scales and zero points",
     ),
     "sparse": (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo", "save its dense form"),
