@@ -1,34 +1,23 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import threading
-from collections.abc import Callable
 
 import pytest
+from services.forking import held_by_a_thread, in_child
 
 from ucpstore.collector import collector_paused
 
 
 def test_blocks_may_overlap_and_nest() -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with collector_paused():
-            inside.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=other)
     with collector_paused():
         assert not gc.isenabled()
         with collector_paused():
             pass
-        thread.start()
-        inside.wait(10)
+        assert not gc.isenabled()
+        overlapping = held_by_a_thread(collector_paused())
+        overlapping.__enter__()
     assert not gc.isenabled()  # the other thread is still inside
-    leave.set()
-    thread.join()
+    overlapping.__exit__(None, None, None)
     assert gc.isenabled()
 
 
@@ -48,52 +37,28 @@ def test_a_collector_that_is_off_stays_off() -> None:
         gc.enable()
 
 
-def in_child(action: Callable[[], bool]) -> bool:
-    """Whether `action` is true in a forked child, within 10 s."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(10)
-        try:
-            os._exit(0 if action() else 1)
-        finally:
-            os._exit(2)
-    return os.waitpid(pid, 0)[1] == 0
-
-
 def test_a_child_forked_meanwhile_collects_again() -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    def other() -> None:
+    def check() -> None:
+        assert gc.isenabled()
         with collector_paused():
-            inside.set()
-            leave.wait(10)
+            assert not gc.isenabled()
+        assert gc.isenabled()
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    inside.wait(10)
-
-    def child() -> bool:
-        before = gc.isenabled()
-        with collector_paused():
-            within = gc.isenabled()
-        return before and not within and gc.isenabled()
-
-    assert in_child(child)
-    leave.set()
-    thread.join()
+    with held_by_a_thread(collector_paused()):
+        assert in_child(check) == 0
 
 
 def test_a_child_forked_inside_of_a_block_leaves_it() -> None:
-    pid = -1
-    with collector_paused():
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(10)
-    if pid == 0:
+    block = collector_paused()
+
+    def check() -> None:
+        block.__exit__(None, None, None)
         with collector_paused():
-            off = not gc.isenabled()
-        os._exit(0 if off and gc.isenabled() else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+            assert not gc.isenabled()
+        assert gc.isenabled()
+
+    with block:
+        assert in_child(check) == 0
     assert gc.isenabled()
 
 

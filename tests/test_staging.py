@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from services.forking import held_by_a_thread, in_child
 
 from ucpstore.geometry import Box, Piece
 from ucpstore.options import MIB
@@ -120,14 +119,11 @@ def test_a_forked_child_has_buffers_of_its_own() -> None:
     """Those that are out are held by threads that the child does not have."""
     limit = 1 << 20
     pool = pool_for(2 * limit)
-    with pool.take(4096):
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(10)
-            try:
-                with pool_for(2 * limit).take(limit) as buffer:
-                    os._exit(0 if buffer.size == limit else 1)
-            finally:
-                os._exit(2)
-        assert os.waitpid(pid, 0)[1] == 0
+
+    def check() -> None:
+        with pool_for(2 * limit).take(limit) as buffer:
+            assert buffer.size == limit
+
+    with held_by_a_thread(pool.take(4096)):
+        assert in_child(check) == 0
     assert pool_for(2 * limit) is pool

@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ucpstore.arrays.packed import ADVICE
 from ucpstore.arrays.raw import RawArray, copy_raw, part, raw_array
-from ucpstore.errors import CorruptError
-from ucpstore.geometry import Box, Grid, Piece
+from ucpstore.geometry import Box, Piece
 from ucpstore.options import MIB
-from ucpstore.storage import Storage
 
 if TYPE_CHECKING:
     import torch
@@ -129,18 +126,6 @@ def pool_for(budget_bytes: int) -> BufferPool:
         return pool
 
 
-def read_tail(storage: Storage, key: str, grid: Grid, size: int) -> bytes:
-    """The index at the end of an object of `size` bytes; CorruptError where it has no room."""
-    if size < grid.index_bytes:
-        raise CorruptError(
-            f"{key} should have at least the {grid.index_bytes} bytes of its index, found {size}; "
-            f"{ADVICE}"
-        )
-    tail = bytearray(grid.index_bytes)
-    storage.read_into(key, size - len(tail), memoryview(tail))
-    return bytes(tail)
-
-
 def parts(pieces: Sequence[Piece], region: Box) -> Iterator[Piece]:
     """The parts of `pieces` that lie in `region` of the global array."""
     for piece in pieces:
@@ -166,16 +151,8 @@ def read_parts(
             continue
         size = max(tensor.dtype.itemsize, dtype.itemsize)
         for box in _small(piece.box, max(1, CONVERTED_BYTES // size)):
-            local = Box(
-                tuple(
-                    at + o - start
-                    for at, o, start in zip(
-                        piece.local.offset, box.offset, piece.box.offset, strict=True
-                    )
-                ),
-                box.shape,
-            )
-            yield box, raw_array(tensor[local.slices()].to(dtype).cpu())
+            for each in parts((piece,), box):
+                yield box, raw_array(tensor[each.local.slices()].to(dtype).cpu())
 
 
 def _small(box: Box, elements: int) -> Iterator[Box]:

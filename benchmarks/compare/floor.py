@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-import torch
 import torch.distributed as dist
 
+from benchmarks.compare.ranks import join
 from benchmarks.compare.systems import MIB, client, timed
 
 OBJECT, CHUNK = 4 * MIB, 1 * MIB
@@ -26,10 +26,7 @@ def rank_main(rank: int, port: int, arguments: argparse.Namespace) -> None:
     """What every rank runs; rank 0 writes the medians down."""
     import obstore
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks
-    )
+    join(rank, port, arguments.ranks)
     store, prefix = client(f"{arguments.url}/floor")
     count = arguments.mib * MIB // arguments.ranks // OBJECT
     large = [f"{prefix}/large-{rank}-{number}" for number in range(count)]

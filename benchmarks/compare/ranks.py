@@ -24,13 +24,16 @@ from ucpstore.options import MIB
 Row = dict[str, object]
 
 
+def join(rank: int, port: int, ranks: int) -> DeviceMesh:
+    """The mesh of all ranks of this run, once they have met."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    return init_device_mesh("cpu", (ranks,))
+
+
 def rank_main(rank: int, port: int, arguments: argparse.Namespace) -> None:
     """What every rank runs; rank 0 writes the rounds down."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks
-    )
-    mesh = init_device_mesh("cpu", (arguments.ranks,))
+    mesh = join(rank, port, arguments.ranks)
     rows: list[Row] = []
     total, local = arguments.mib * MIB, arguments.what == "local"
     systems = all_systems(arguments.url)

@@ -29,8 +29,8 @@ little, ratios say more.
   S3.
 - The bare loop writes the same bytes in objects of one size, with a crc32c each, by four threads a
   rank, and does nothing else: no names, no metadata, no commit, no other arrangement. The best of
-  three sizes is shown. It syncs every file by itself, ucpstore all files together, which is why a
-  save may be faster than the loop.
+  three sizes is shown. It syncs every file by itself; *synced together* it begins to write all
+  files and then syncs them, as ucpstore does.
 - *warm* means that the page cache holds the files, *cold* that it was dropped before.
 """
 

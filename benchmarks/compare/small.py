@@ -1,7 +1,8 @@
 """Many small arrays: 2,000 of 4 KiB, split by rows over 2 ranks, to local disk.
 
 The bare loop here writes the very files of ucpstore's step, shared out over the ranks, by four
-threads each, with an fsync for every file: what so many files cost by themselves.
+threads each, with an fsync for every file: what so many files cost by themselves. Once
+more they are written as ucpstore does it, begun one by one and synced together at the end.
 """
 
 from __future__ import annotations
@@ -13,59 +14,49 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import empty as dtensor_empty
 
-from benchmarks.compare.ranks import Row, empty, finish
+from benchmarks.compare.ranks import Row, empty, finish, join, turns
 from benchmarks.compare.state import Tree
-from benchmarks.compare.systems import Dcp, Ucpstore, timed
+from benchmarks.compare.systems import SYNCED_TOGETHER, Dcp, System, Ucpstore, timed
+from ucpstore.storage.files import start_writing, sync_files
 
 ARRAYS, ELEMENTS = 2000, 1024
-
-_File = tuple[str, bytes]
 
 
 def rank_main(rank: int, port: int, arguments: argparse.Namespace) -> None:
     """What every rank runs; rank 0 writes the rounds down."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=arguments.ranks
-    )
-    mesh = init_device_mesh("cpu", (arguments.ranks,))
-    source, whole = build(mesh, fill=True), ARRAYS * ELEMENTS * 4
+    mesh = join(rank, port, arguments.ranks)
+    source = build(mesh, fill=True)
     rows: list[Row] = []
-    files: list[_File] = []
-    for number in range(-1, arguments.rounds):
-        seconds: dict[tuple[str, str], float] = {}
-        order = ["ucpstore", "DCP", "bare loop"]
-        turn = number % len(order) if number >= 0 else 0
-        for name in order[turn:] + order[:turn]:
-            place = f"{arguments.url}/{number}-{name.partition(' ')[0]}"
-            if name == "bare loop":
-                seconds[name, "save"] = timed(lambda place=place, files=files: write(place, files))
-            else:
-                system = Ucpstore() if name == "ucpstore" else Dcp(1)
-                target = build(mesh, fill=False)
-                seconds[name, "save"] = timed(
-                    lambda place=place, system=system: system.save(place, source)
-                )
-                seconds[name, "load"] = timed(
-                    lambda place=place, system=system, target=target: system.load(place, target)
-                )
-                check(source, target)
-            dist.barrier()
-            if number < 0 and name == "ucpstore":
-                files = own_files(Path(place), rank, arguments.ranks)
-            dist.barrier()
-            if rank == 0:
-                empty(Path(place))
-            dist.barrier()
-        for (name, action), value in seconds.items():
-            row: Row = {"round": number, "system": name, "action": action}
-            rows.append({**row, "seconds": round(value, 4), "bytes": whole})
-            if rank == 0:
-                print(f"{number:3} {name:12} {action:5} {value:8.3f} s", flush=True)
+
+    def note(number: int, system: System, action: str, seconds: float) -> None:
+        row: Row = {"round": number, "system": system.name, "action": action}
+        rows.append({**row, "seconds": round(seconds, 4), "bytes": ARRAYS * ELEMENTS * 4})
+        if rank == 0:
+            print(f"{number:3} {system.name:26} {action:5} {seconds:8.3f} s", flush=True)
+
+    same = [SameFiles(arguments.url, together=False), SameFiles(arguments.url, together=True)]
+    systems: list[System] = [Ucpstore(), Dcp(1), *same]
+    # First a save whose files the loops write again.
+    systems[0].save(f"{arguments.url}/files", source)
+    for number, system in turns(systems, range(-1, arguments.rounds)):
+        place = f"{arguments.url}/{number}-{systems.index(system)}"
+        save = timed(lambda place=place, system=system: system.save(place, source))
+        note(number, system, "save", save)
+        if system.reshards:
+            target = build(mesh, fill=False)
+            load = timed(
+                lambda place=place, system=system, target=target: system.load(place, target)
+            )
+            note(number, system, "load", load)
+            check(source, target)
+        dist.barrier()
+        if rank == 0:
+            empty(Path(place))
+        dist.barrier()
     finish(rank, arguments, rows)
 
 
@@ -90,25 +81,46 @@ def check(source: Tree, target: Tree) -> None:
         raise AssertionError("a loaded array differs from the saved one")
 
 
-def own_files(folder: Path, rank: int, ranks: int) -> list[_File]:
-    """This rank's share of the files of a step: paths below the place, and contents."""
-    found = sorted(path for path in folder.glob("steps/**/*") if path.is_file())
-    return [(str(path.relative_to(folder)), path.read_bytes()) for path in found[rank::ranks]]
+class SameFiles:
+    """The files of ucpstore's step, this rank's share of them, and nothing else."""
 
+    reshards = False
 
-def write(place: str, files: list[_File]) -> None:
-    """Write and sync each file, by four threads."""
+    def __init__(self, url: str, *, together: bool) -> None:
+        self.name = SYNCED_TOGETHER if together else "bare loop"
+        self._folder = Path(url, "files")
+        self._together = together
+        self._files: list[tuple[str, bytes]] = []
 
-    def one(file: _File) -> None:
-        path = Path(place, file[0])
+    def save(self, place: str, tree: Tree) -> None:
+        with ThreadPoolExecutor(4) as pool:
+            paths = list(
+                pool.map(lambda file: self._write(Path(place, file[0]), file[1]), self._own())
+            )
+        if self._together:
+            sync_files(paths)
+        dist.barrier()
+
+    def load(self, place: str, tree: Tree) -> None:
+        raise AssertionError("a loop knows no arrays")
+
+    def read_slice(self, place: str) -> torch.Tensor:
+        raise AssertionError("a loop knows no slices")
+
+    def _own(self) -> list[tuple[str, bytes]]:
+        """Paths below the place, and contents; read in the round that is not counted."""
+        if not self._files:
+            found = sorted(path for path in self._folder.glob("steps/**/*") if path.is_file())
+            mine = found[dist.get_rank() :: dist.get_world_size()]
+            self._files = [(str(p.relative_to(self._folder)), p.read_bytes()) for p in mine]
+        return self._files
+
+    def _write(self, path: Path, data: bytes) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         try:
-            os.write(descriptor, file[1])
-            os.fsync(descriptor)
+            os.write(descriptor, data)
+            start_writing(descriptor) if self._together else os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(one, files))
-    dist.barrier()
+        return str(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -23,8 +24,10 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, Fsspec
 
 import ucpstore
 from benchmarks.compare.state import HIDDEN, SLICED, Tree
+from ucpstore.storage.files import start_writing, sync_files
 
 MIB = 2**20
+SYNCED_TOGETHER = "bare loop synced together"
 
 
 class System(Protocol):
@@ -98,14 +101,16 @@ def s3fs() -> dict[str, object]:
 class Bare:
     """The same bytes in objects of one size by 4 threads a rank: write, crc32c, fsync; no more.
 
-    What a store that checks its bytes could reach on this machine at best; it cannot reshard.
+    What a store that checks its bytes could reach on this machine at best; it cannot reshard. With
+    `together` all files are begun, and then synced, as ucpstore does it.
     """
 
     reshards = False
 
-    def __init__(self, object_mib: int) -> None:
-        self.name = f"bare loop, {object_mib} MiB"
+    def __init__(self, object_mib: int, *, together: bool = False) -> None:
+        self.name = f"{SYNCED_TOGETHER if together else 'bare loop'}, {object_mib} MiB"
         self._size = object_mib * MIB
+        self._together = together
 
     def _parts(self, tree: Tree) -> list[tuple[str, np.ndarray]]:
         numbers = itertools.count()
@@ -120,10 +125,13 @@ class Bare:
 
     def save(self, place: str, tree: Tree) -> None:
         with ThreadPoolExecutor(4) as pool:
-            put = put_object if place.startswith("s3://") else put_file
-            if not place.startswith("s3://"):
+            if place.startswith("s3://"):
+                list(pool.map(lambda part: put_object(place, *part), self._parts(tree)))
+            else:
                 Path(place).mkdir(parents=True, exist_ok=True)
-            list(pool.map(lambda part: put(place, *part), self._parts(tree)))
+                end = start_writing if self._together else os.fsync
+                paths = pool.map(lambda part: put_file(place, *part, end), self._parts(tree))
+                sync_files(list(paths) if self._together else [])
         dist.barrier()
 
     def read_slice(self, place: str) -> torch.Tensor:
@@ -141,19 +149,22 @@ def all_systems(url: str) -> list[System]:
     bare: list[System] = [Bare(4), Bare(8), Bare(16)]
     if url.startswith("s3://"):
         return [Ucpstore(), Dcp(1), *bare]
-    return [Ucpstore(), Dcp(1), Dcp(4), *bare]
+    return [Ucpstore(), Dcp(1), Dcp(4), *bare, Bare(8, together=True)]
 
 
-def put_file(place: str, name: str, data: np.ndarray) -> None:
-    descriptor = os.open(f"{place}/{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+def put_file(place: str, name: str, data: np.ndarray, end: Callable[[int], None]) -> str:
+    """Write a file and its checksum, and `end` it; its path."""
+    path = f"{place}/{name}"
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     try:
         written = 0
         while written < data.size:
             written += os.write(descriptor, data[written:].data)
         os.write(descriptor, google_crc32c.value(data).to_bytes(4, "little"))
-        os.fsync(descriptor)
+        end(descriptor)
     finally:
         os.close(descriptor)
+    return path
 
 
 def get_file(place: str, name: str, data: np.ndarray) -> None:

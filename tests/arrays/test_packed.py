@@ -15,7 +15,7 @@ from ucpstore import dtypes
 from ucpstore.arrays.packed import (
     ObjectEncoder,
     check_index,
-    chunk_offset,
+    chunk_extent,
     decode_chunk,
     expected_index,
     slot_bytes,
@@ -73,7 +73,7 @@ def test_edge_chunks_are_padded_and_outer_chunks_left_out() -> None:
 
 def test_offsets_and_index_follow_from_the_grid() -> None:
     assert slot_bytes(EDGES, 4) == 2 * 3 * 4 + 4
-    assert chunk_offset(EDGES, 3, 4) == 84
+    assert chunk_extent(EDGES, 3, 4).offset == 84
     for index in EDGES.object_indices():
         tail = expected_index(EDGES, index, 4)
         entries = np.frombuffer(tail[:-4], dtype="<u8").reshape(-1, 2).tolist()
@@ -118,7 +118,7 @@ def test_parts_in_any_order_decode_to_the_same_array(
         fill = np.frombuffer(dtypes.fill_bytes(name), dtype=values.dtype)[0]
         chunks = grid.chunks(index)
         for number, chunk in enumerate(chunks):
-            start = chunk_offset(grid, number, size)
+            start = chunk_extent(grid, number, size).offset
             piece = stored[start : start + slot_bytes(grid, size)]
             decoded = decode_chunk(piece, grid, name, "w/c.0", number)
             inside = Box.whole(chunk.shape).slices()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import enum
 import struct
 import subprocess
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +19,7 @@ import torch.distributed as dist
 from cases.tools import attempt, bits, line, refuse_load, refuse_save, same, sharded
 from cases.tools import whole as gathered
 from ranks.harness import Ranks
+from services.values import Color, Level, Point
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -229,18 +228,6 @@ def test_b53_the_memory_that_large_values_take(tmp_path: Path, kind: str) -> Non
     command = [sys.executable, "-c", LARGER, str(tmp_path), LARGE[kind]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert int(done.stdout) < 12 * 200_000_000
-
-
-class Point(NamedTuple):
-    x: int
-
-
-class Color(enum.Enum):
-    RED = 1
-
-
-class Level(enum.IntEnum):
-    LOW = 1
 
 
 NOT_STORED: dict[str, tuple[object, str]] = {

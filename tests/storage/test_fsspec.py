@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import os
 import random
 import secrets
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from ranks.harness import Ranks
+from services.forking import in_child
 from services.sftp import SftpServer
 from services.storage_suite import StorageSuite, keys, with_threads
 
@@ -76,26 +75,6 @@ class TestFsspecSftp(StorageSuite):
 
 
 # -- processes, threads and caches ----------------------------------------------------------------
-
-
-def in_child(check: Callable[[], None]) -> int:
-    """The exit status of a forked child that runs `check`."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            check()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    pytest.fail("the child hangs")
 
 
 def test_a_forked_child_has_a_file_system_of_its_own(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 import collections
 import datetime
-import enum
 import json
 import math
 import struct
 from collections import Counter, OrderedDict, deque
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from services.values import Color, Level, Point
 
 from ucpstore.errors import FormatError, UnsupportedError
 from ucpstore.format.documents import canonical
@@ -208,18 +207,6 @@ def test_tensors_that_come_back_can_be_written():
     found["t"] += 1
     found["s"] += 1
     assert found["t"].tolist() == [1, 1, 1]
-
-
-class Point(NamedTuple):
-    x: int
-
-
-class Color(enum.Enum):
-    RED = 1
-
-
-class Level(enum.IntEnum):
-    LOW = 1
 
 
 class Text(str):

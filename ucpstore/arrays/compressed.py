@@ -9,32 +9,18 @@ outside of the array; a plain object is one chunk without an index. Only the len
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ucpstore import dtypes
 from ucpstore.arrays.chunks import Bytes, Chunks
 from ucpstore.arrays.compressors import bound_bytes, compressor
-from ucpstore.arrays.packed import ADVICE, LEFT_OUT, check_crc32c
+from ucpstore.arrays.packed import ADVICE, LEFT_OUT, Extent, build_index, check_crc32c
 from ucpstore.arrays.raw import RawArray, raw_dtype
 from ucpstore.errors import CorruptError, UnsupportedError
 from ucpstore.format.documents import crc32c
 from ucpstore.geometry.box import Box, Index
 from ucpstore.geometry.grid import CHECKSUM_BYTES, INDEX_ENTRY_BYTES, Grid
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """Where a stored chunk lies in its object, in bytes, its checksum included."""
-
-    offset: int
-    length: int
-
-    @property
-    def stop(self) -> int:
-        """The first byte behind it."""
-        return self.offset + self.length
 
 
 def object_bound(grid: Grid, index: Index, itemsize: int) -> int:
@@ -108,14 +94,12 @@ class CompressedEncoder:
 def _index(grid: Grid, index: Index, extents: Sequence[Extent]) -> bytes:
     if not grid.sharded:
         return b""
-    table = np.full((*grid.chunks_per_object, 2), LEFT_OUT, dtype="<u8")
-    inside = table[tuple(slice(n) for n in grid.stored_chunks(index))]
-    for column, values in enumerate(
-        ([each.offset for each in extents], [each.length for each in extents])
-    ):
-        inside[..., column] = np.array(values, "<u8").reshape(inside.shape[:-1])
-    entries = table.tobytes()
-    return entries + crc32c(entries).to_bytes(CHECKSUM_BYTES, "little")
+    return build_index(
+        grid.stored_chunks(index),
+        grid.chunks_per_object,
+        [each.offset for each in extents],
+        [each.length for each in extents],
+    )
 
 
 def parse_index(tail: bytes, grid: Grid, index: Index, size: int, key: str) -> tuple[Extent, ...]:
@@ -161,8 +145,6 @@ def check_order(
         raise CorruptError(
             f"{key} should have {end + len(tail)} bytes by its index, found {size}; {ADVICE}"
         )
-    if not grid.sharded:
-        return
     table = np.frombuffer(tail[:-CHECKSUM_BYTES], "<u8").reshape(-1, INDEX_ENTRY_BYTES // 8)
     named = int((table != LEFT_OUT).any(axis=1).sum())
     if named != len(extents):

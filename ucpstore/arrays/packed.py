@@ -11,9 +11,11 @@ offset and length of each chunk of the object's full chunk grid as two little-en
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from ucpstore import dtypes
 from ucpstore.arrays.chunks import Bytes, Chunks
@@ -32,9 +34,23 @@ def slot_bytes(grid: Grid, itemsize: int) -> int:
     return grid.chunk_bytes(itemsize) + CHECKSUM_BYTES
 
 
-def chunk_offset(grid: Grid, number: int, itemsize: int) -> int:
-    """Where in its object, in bytes, the chunk that is stored as `number`-th starts."""
-    return number * slot_bytes(grid, itemsize)
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a stored chunk lies in its object, in bytes, its checksum included."""
+
+    offset: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The first byte behind it."""
+        return self.offset + self.length
+
+
+def chunk_extent(grid: Grid, number: int, itemsize: int) -> Extent:
+    """Where in its object, without compression, the chunk lies that is stored as `number`-th."""
+    slot = slot_bytes(grid, itemsize)
+    return Extent(number * slot, slot)
 
 
 def expected_index(grid: Grid, index: Index, itemsize: int) -> bytes:
@@ -46,10 +62,20 @@ def expected_index(grid: Grid, index: Index, itemsize: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _index(stored: Index, full: Index, slot: int) -> bytes:
+    count = math.prod(stored)
+    return build_index(stored, full, np.arange(count, dtype="<u8") * np.uint64(slot), slot)
+
+
+def build_index(
+    stored: Index, full: Index, offsets: npt.ArrayLike, lengths: npt.ArrayLike
+) -> bytes:
+    """Index and checksum of an object of `full` chunks, of which `stored` are there, in order."""
     table = np.full((*full, 2), LEFT_OUT, dtype="<u8")
     inside = table[tuple(slice(n) for n in stored)]
-    inside[..., 0] = np.arange(math.prod(stored), dtype="<u8").reshape(stored) * np.uint64(slot)
-    inside[..., 1] = slot
+    for column, values in enumerate((offsets, lengths)):
+        inside[..., column] = np.broadcast_to(np.asarray(values, "<u8"), math.prod(stored)).reshape(
+            stored
+        )
     entries = table.tobytes()
     return entries + crc32c(entries).to_bytes(CHECKSUM_BYTES, "little")
 

@@ -5,7 +5,7 @@ The only package that knows DTensor, modules, optimizers and other frameworks.
 
 from ucpstore.describe.match import match
 from ucpstore.describe.perrank import PerRankDocument
-from ucpstore.describe.state import LocalArray, LocalState, describe
+from ucpstore.describe.state import LocalArray, LocalState, check_state, describe
 from ucpstore.describe.target import (
     ArrayInfo,
     Cast,
@@ -23,6 +23,7 @@ __all__ = [
     "PerRankDocument",
     "Read",
     "Target",
+    "check_state",
     "describe",
     "match",
     "refuse_unexpected",

@@ -61,6 +61,16 @@ class LocalState:
     per_rank: tuple[PerRankDocument, ...]
 
 
+def check_state(state: object) -> Mapping[str, object]:
+    """Raise StateError for what is no mapping of items."""
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"state must be a dict of items, but it is a {type(state).__name__}; "
+            "pass {'model': model, 'optim': optimizer} or the like"
+        )
+    return state
+
+
 def describe(
     state: object,
     *,
@@ -81,11 +91,7 @@ def describe(
     initialised). Raises StateError or UnsupportedError, naming the path, for whatever cannot be
     stored.
     """
-    if not isinstance(state, Mapping):
-        raise StateError(
-            f"the state must be a dict of items, but it is a {type(state).__name__}; "
-            "e.g. {'model': model, 'optim': optimizer}"
-        )
+    state = check_state(state)
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
     ranks = Ranks.here(group_ranks, rank)
     walk = _SaveWalk(ranks, patterns, tuple(cast), codec_of, modules_of(dict(state)))

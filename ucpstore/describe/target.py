@@ -174,11 +174,6 @@ def _cast_of(pattern: str) -> str:
 _RANK = {"bool": 0, "int": 1, "float": 2, "complex": 3}
 
 
-def converts(stored: str, wanted: str) -> bool:
-    """Whether values may be converted: within a kind of numbers and to a wider one."""
-    return _RANK[dtypes.kind(stored)] <= _RANK[dtypes.kind(wanted)]
-
-
 def dtype_problem(shown: str, stored: str, wanted: str, cast: Sequence[str]) -> str | None:
     """Why an array of dtype `stored` cannot fill a target of dtype `wanted`; None where it can.
 
@@ -188,7 +183,7 @@ def dtype_problem(shown: str, stored: str, wanted: str, cast: Sequence[str]) -> 
     if stored == wanted:
         return None
     text = f"{shown}: stored as {stored}, the target is {wanted}"
-    if not converts(stored, wanted):
+    if _RANK[dtypes.kind(stored)] > _RANK[dtypes.kind(wanted)]:
         return (
             f"{text}; {dtypes.kind(stored)} is never converted to {dtypes.kind(wanted)}, "
             f"make the target {stored}"

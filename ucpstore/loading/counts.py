@@ -6,8 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from ucpstore.arrays.packed import slot_bytes
-from ucpstore.dtypes import itemsize
 from ucpstore.geometry import Index
 from ucpstore.loading.reader import Request
 from ucpstore.progress import Progress
@@ -20,20 +18,19 @@ class ReadCounts:
         self._progress = progress
         self._left = Counter(map(_object, todo))
         self._lock = threading.Lock()
-        progress.phase("read", total_bytes=sum(map(_bytes, todo)), total_objects=len(self._left))
+        progress.phase(
+            "read",
+            total_bytes=sum(request.plain_bytes for request in todo),
+            total_objects=len(self._left),
+        )
 
     def done(self, request: Request) -> None:
         """Count a request; its object once nothing of it is left."""
         with self._lock:
             self._left[_object(request)] -= 1
             whole = self._left[_object(request)] == 0
-        self._progress.add(_bytes(request), int(whole))
+        self._progress.add(request.plain_bytes, int(whole))
 
 
 def _object(request: Request) -> tuple[str, Index]:
     return request.read.path, request.index
-
-
-def _bytes(request: Request) -> int:
-    """Bytes of the request's chunks with their checksums, without compression."""
-    return len(request.chunks) * slot_bytes(request.array.grid, itemsize(request.read.dtype))

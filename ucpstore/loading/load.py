@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from ucpstore import catalog
 from ucpstore.agree import Group, local_group
-from ucpstore.arrays.chain import check_codec
 from ucpstore.catalog import StepRef
 from ucpstore.collector import collector_paused
 from ucpstore.describe import (
     Cast,
     Target,
+    check_state,
     match,
     refuse_unexpected,
     settle_unexpected,
@@ -60,11 +60,7 @@ class LoadRequest:
         progress: object = None,
     ) -> LoadRequest:
         """Refuse arguments that are wrong by themselves, naming them."""
-        if not isinstance(state, Mapping):
-            raise StateError(
-                f"state must be a dict from names to values, but it is a {type(state).__name__}; "
-                "pass {'model': model, 'optim': optimizer} or the like"
-            )
+        state = check_state(state)
         if not isinstance(strict, bool):
             raise StateError(f"strict must be True or False, but it is {strict!r}")
         if not isinstance(collective, bool):
@@ -197,8 +193,6 @@ class _Load:
             for read in self.target.reads
             for request in requests(read, opened.arrays[read.path])
         ]
-        for request in self.todo:
-            check_codec(request.array, request.read.path)
         self._end("plan")
         return canonical([self.target.items, self.target.unexpected])
 

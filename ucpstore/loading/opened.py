@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from ucpstore import catalog
 from ucpstore.arrays.metadata import ArrayMetadata, parse
@@ -51,11 +52,11 @@ def read_step(
     documents = Documents(
         raw, catalog.read_items(storage, ref, paths.__contains__, threads=options.threads)
     )
-    _, arrays = catalog.parse_documents(documents)
+    arrays = cache(lambda: catalog.parse_documents(documents)[1])  # few steps have large leaves
     large: dict[str, bytes] = {}
 
     def fetch(path: str) -> bytes:
-        large[path] = catalog.read_bytes(storage, ref, path, parse(arrays[path], path))
+        large[path] = catalog.read_bytes(storage, ref, path, parse(arrays()[path], path))
         return large[path]
 
     _inlined(tree, items, fetch)

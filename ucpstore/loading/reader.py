@@ -6,19 +6,20 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ucpstore.arrays.chain import decode
-from ucpstore.arrays.compressed import Extent, parse_index
+from ucpstore.arrays.chain import check_codec, decode
+from ucpstore.arrays.compressed import parse_index
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import chunk_offset, slot_bytes
+from ucpstore.arrays.packed import ADVICE, Extent, chunk_extent, slot_bytes
 from ucpstore.arrays.raw import part as region
 from ucpstore.catalog import StepRef, missing
 from ucpstore.crew import Crew
 from ucpstore.describe import Read
 from ucpstore.dtypes import itemsize, to_torch
-from ucpstore.geometry import Index
+from ucpstore.errors import CorruptError
+from ucpstore.geometry import Grid, Index
 from ucpstore.options import MIB, Options
 from ucpstore.plan import ChunkRead, plan_reads
-from ucpstore.staging import BufferPool, pool_for, read_tail, write_local
+from ucpstore.staging import BufferPool, pool_for, write_local
 from ucpstore.storage import Storage
 
 REQUEST_BYTES = 8 * MIB
@@ -40,12 +41,16 @@ class Request:
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the chunks, as they are without a compressor."""
+        """Bytes of the chunks and their checksums, as they are without a compressor."""
         return len(self.chunks) * slot_bytes(self.array.grid, itemsize(self.read.dtype))
 
 
 def requests(read: Read, array: ArrayMetadata) -> Iterator[Request]:
-    """What to read for one target: no chunk that it does not touch, none twice."""
+    """What to read for one target: no chunk that it does not touch, none twice.
+
+    Raises UnsupportedError, naming the array, for a compressor that is not there.
+    """
+    check_codec(array, read.path)
     slot = slot_bytes(array.grid, itemsize(read.dtype))
     most = max(1, REQUEST_BYTES // slot)
     for each in plan_reads(read.pieces, array.grid):
@@ -81,8 +86,7 @@ class _Range:
 def _packed(request: Request) -> Iterator[_Range]:
     """The one range of a request whose offsets follow from the grid."""
     grid, size = request.array.grid, itemsize(request.read.dtype)
-    slot = slot_bytes(grid, size)
-    extents = [Extent(chunk_offset(grid, each.number, size), slot) for each in request.chunks]
+    extents = [chunk_extent(grid, each.number, size) for each in request.chunks]
     yield _Range(request.chunks, extents)
 
 
@@ -99,6 +103,18 @@ def _joined(chunks: Sequence[ChunkRead], extents: Sequence[Extent]) -> Iterator[
             run = []
         run.append(chunk)
     yield _Range(run, [extents[each.number] for each in run])
+
+
+def read_tail(storage: Storage, key: str, grid: Grid, size: int) -> bytes:
+    """The index at the end of an object of `size` bytes; CorruptError where it has no room."""
+    if size < grid.index_bytes:
+        raise CorruptError(
+            f"{key} should have at least the {grid.index_bytes} bytes of its index, found {size}; "
+            f"{ADVICE}"
+        )
+    tail = bytearray(grid.index_bytes)
+    storage.read_into(key, size - len(tail), memoryview(tail))
+    return bytes(tail)
 
 
 class Reader:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ucpstore.arrays.chain import decode
-from ucpstore.arrays.compressed import Extent, check_order, parse_index
+from ucpstore.arrays.compressed import check_order, parse_index
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import ADVICE, check_index, slot_bytes
+from ucpstore.arrays.packed import ADVICE, Extent, check_index, chunk_extent
 from ucpstore.dtypes import itemsize
 from ucpstore.errors import CorruptError
 from ucpstore.geometry import Index
 from ucpstore.geometry.grid import CHECKSUM_BYTES
+from ucpstore.loading.reader import read_tail
 from ucpstore.options import MIB
-from ucpstore.staging import BufferPool, read_tail
+from ucpstore.staging import BufferPool
 from ucpstore.storage import Storage
 
 READ_BYTES = 4 * MIB
@@ -94,9 +96,8 @@ def _extents(storage: Storage, key: str, each: ObjectRef, size: int) -> tuple[Ex
     """Where the chunks of an object lie: by its grid, or with a compressor by its index."""
     grid, index = each.metadata.grid, each.index
     if each.metadata.codec is None:
-        slot = slot_bytes(grid, itemsize(each.metadata.dtype))
-        count = (size - grid.index_bytes) // slot
-        return tuple(Extent(number * slot, slot) for number in range(count))
+        item, count = itemsize(each.metadata.dtype), math.prod(grid.stored_chunks(index))
+        return tuple(chunk_extent(grid, number, item) for number in range(count))
     if not grid.sharded:
         if size < CHECKSUM_BYTES:
             raise CorruptError(

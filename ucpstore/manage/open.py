@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ucpstore import catalog
-from ucpstore.arrays.chain import check_codec
 from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.catalog import StepRef
 from ucpstore.describe import Read
@@ -15,7 +14,7 @@ from ucpstore.errors import CorruptError
 from ucpstore.format import layout
 from ucpstore.format.step import parse_item, parse_step
 from ucpstore.geometry import Box, Piece
-from ucpstore.loading.reader import Reader, Request, requests
+from ucpstore.loading.reader import Reader, requests
 from ucpstore.manage.index import Selection, select
 from ucpstore.options import Options
 from ucpstore.storage import Storage
@@ -222,10 +221,7 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         return catalog.read_bytes(self._storage, self._ref, path, self._metadata(path))
 
     def _fill(self, targets: Iterable[tuple[Read, ArrayMetadata]]) -> None:
-        todo: list[Request] = []
-        for read, array in targets:
-            check_codec(array, read.path)
-            todo += requests(read, array)
+        todo = [request for read, array in targets for request in requests(read, array)]
         if todo:
             Reader(self._storage, self._ref, self._options).run(todo)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ucpstore.describe import check_state
 from ucpstore.describe.patterns import SaveCast, check_casts, check_patterns
 from ucpstore.errors import StateError
 from ucpstore.format.layout import check_step
@@ -43,11 +44,7 @@ class SaveRequest:
         progress: object = None,
     ) -> SaveRequest:
         """Raise StateError, naming the argument, for what is wrong by itself."""
-        if not isinstance(state, Mapping):
-            raise StateError(
-                f"state must be a dict from names to values, but it is a {type(state).__name__}; "
-                "pass {'model': model, 'optim': optimizer} or the like"
-            )
+        state = check_state(state)
         if not isinstance(overwrite, bool):
             raise StateError(f"overwrite must be True or False, but it is {overwrite!r}")
         if check_replicas not in (None, "always", "never"):

@@ -60,8 +60,8 @@ class Storage(Protocol):
         """Write one object, replacing what is there, in one request.
 
         On return other readers see it; on local files it is durable only after `sync`. A put that
-        raises StorageError leaves no object on local files; an object store keeps what
-        was there, or has the new object whole if only the answer was lost.
+        raises StorageError leaves no object on local files; an object store keeps what was there,
+        or has the new object whole if only the answer was lost.
         """
 
     def put_if_absent(self, key: str, data: bytes) -> None:

@@ -2,9 +2,9 @@
 
 Objects are written under their own name, since a reader only looks at them once a record that was
 put afterwards says that they are whole. They are synced together before that: a sync of its own for
-each made saves of many arrays half as fast, as every one waits for the file system's journal. Only
-`put_if_absent` needs a temporary file: link(2) is the one call that makes a name appear with its
-contents and fails where the name exists (rename replaces silently).
+each would have every one wait for the file system's journal. Only `put_if_absent` needs a temporary
+file: link(2) is the one call that makes a name appear with its contents and fails where the name
+exists (rename replaces silently).
 """
 
 # ruff: noqa: PTH108, PTH116, PTH120  # strings: this runs once per object, pathlib is slower
