@@ -159,7 +159,6 @@ class LocalStorage:
         folders: set[str] = set()
         for key in keys:
             path = self._path(key)
-            self._unsynced.discard(path)
             try:
                 os.unlink(path)
             except OSError as error:
