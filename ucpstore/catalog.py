@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import decode_chunk, slot_bytes
+from ucpstore.arrays.packed import ADVICE, decode_chunk, slot_bytes
 from ucpstore.errors import (
     CorruptError,
     FormatError,
@@ -24,6 +24,7 @@ from ucpstore.format import layout
 from ucpstore.format.documents import COMMITS, ROOT, STEPS, TAGS, WORK, Json
 from ucpstore.format.record import CommitRecord, DocumentEntry
 from ucpstore.format.step import StepDocument, parse_item, parse_step
+from ucpstore.geometry import Grid
 from ucpstore.storage import Storage
 
 FIXED_DOCUMENTS: Mapping[str, bytes] = {
@@ -244,6 +245,18 @@ def read_bytes(storage: Storage, ref: StepRef, path: str, metadata: ArrayMetadat
         # The last chunk of an object that the array's edge cuts is padded.
         del found[grid.object_box(index).stop[0] :]
     return bytes(found)
+
+
+def read_tail(storage: Storage, key: str, grid: Grid, size: int) -> bytes:
+    """The index at the end of an object of `size` bytes; CorruptError where it has no room."""
+    if size < grid.index_bytes:
+        raise CorruptError(
+            f"{key} should have at least the {grid.index_bytes} bytes of its index, found {size}; "
+            f"{ADVICE}"
+        )
+    tail = bytearray(grid.index_bytes)
+    storage.read_into(key, size - len(tail), memoryview(tail))
+    return bytes(tail)
 
 
 def missing(storage: Storage, ref: StepRef, key: str) -> Exception:

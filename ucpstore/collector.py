@@ -1,8 +1,7 @@
 """Python's garbage collector, held back while plans are made.
 
 A plan is many small objects that all live on, and every few hundred of them the collector looks
-for cycles among everything that the process holds: with torch imported that took up to half of the
-time of describing and planning.
+for cycles among everything that the process holds, which with torch imported is much.
 """
 
 from __future__ import annotations

@@ -153,7 +153,8 @@ def verify(
 ) -> None:
     """Check that a step, or without STEP every step, is whole.
 
-    Compares all documents, and the presence and size of all objects; --data reads them too.
+    Compares all documents, and the presence and size of all objects (of compressed ones the index);
+    --data reads them too.
     """
     from ucpstore.cli.bar import bar
     from ucpstore.cli.verify import document, page

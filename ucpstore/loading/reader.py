@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from ucpstore.arrays.chain import check_codec, decode
 from ucpstore.arrays.compressed import parse_index
 from ucpstore.arrays.metadata import ArrayMetadata
-from ucpstore.arrays.packed import ADVICE, Extent, chunk_extent, slot_bytes
+from ucpstore.arrays.packed import Extent, chunk_extent, slot_bytes
 from ucpstore.arrays.raw import part as region
-from ucpstore.catalog import StepRef, missing
+from ucpstore.catalog import StepRef, missing, read_tail
 from ucpstore.crew import Crew
 from ucpstore.describe import Read
 from ucpstore.dtypes import itemsize, to_torch
-from ucpstore.errors import CorruptError
-from ucpstore.geometry import Grid, Index
+from ucpstore.geometry import Index
 from ucpstore.options import MIB, Options
 from ucpstore.plan import ChunkRead, plan_reads
 from ucpstore.staging import BufferPool, pool_for, write_local
@@ -103,18 +102,6 @@ def _joined(chunks: Sequence[ChunkRead], extents: Sequence[Extent]) -> Iterator[
             run = []
         run.append(chunk)
     yield _Range(run, [extents[each.number] for each in run])
-
-
-def read_tail(storage: Storage, key: str, grid: Grid, size: int) -> bytes:
-    """The index at the end of an object of `size` bytes; CorruptError where it has no room."""
-    if size < grid.index_bytes:
-        raise CorruptError(
-            f"{key} should have at least the {grid.index_bytes} bytes of its index, found {size}; "
-            f"{ADVICE}"
-        )
-    tail = bytearray(grid.index_bytes)
-    storage.read_into(key, size - len(tail), memoryview(tail))
-    return bytes(tail)
 
 
 class Reader:

@@ -10,11 +10,11 @@ from ucpstore.arrays.chain import decode
 from ucpstore.arrays.compressed import check_order, parse_index
 from ucpstore.arrays.metadata import ArrayMetadata
 from ucpstore.arrays.packed import ADVICE, Extent, check_index, chunk_extent
+from ucpstore.catalog import read_tail
 from ucpstore.dtypes import itemsize
 from ucpstore.errors import CorruptError
 from ucpstore.geometry import Index
 from ucpstore.geometry.grid import CHECKSUM_BYTES
-from ucpstore.loading.reader import read_tail
 from ucpstore.options import MIB
 from ucpstore.staging import BufferPool
 from ucpstore.storage import Storage

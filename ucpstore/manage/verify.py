@@ -66,10 +66,10 @@ def verify(
     """Check a step, or all committed steps and all tags where `step` is None.
 
     Always: the fixed documents of the store, the records, the metadata documents byte for byte,
-    presence and size of every object, and what does not belong. With `data` also every chunk and
-    index against its checksum, within the byte budget of `options`. `progress` is told a
-    `ProgressEvent` for each phase and, at most every 0.1 s, in between; an error that it raises
-    ends the verification.
+    presence and size of every object (of compressed ones presence and index), and what does not
+    belong. With `data` also every chunk and index against its checksum, within the byte budget of
+    `options`. `progress` is told a `ProgressEvent` for each phase and, at most every 0.1 s, in
+    between; an error that it raises ends the verification.
 
     Damage is reported, not raised. Raises StepNotFoundError where there is no store or no such
     step, FormatError where the step asked for is too new, and StorageError.

@@ -1,7 +1,7 @@
 """The clients of an S3 bucket, made once per process and kept for all storages that ask alike.
 
-A client reads the machine's certificates and opens connections of its own: making one for every
-call of `save` and `load` took longer than many loads.
+A client reads the machine's certificates and opens connections of its own, too much work for every
+call of `save` and `load`.
 """
 
 from __future__ import annotations
