@@ -8,7 +8,9 @@ it takes tells the two apart; a path may lie on a network file system.
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -18,16 +20,22 @@ SMALL_BYTES = 64 * 1024
 
 _QUICK_S = 0.0003
 _PROBE_EVERY = 32
-_WEIGHT = 0.2
+_LOOKED_AT = 3
 
 
 class Crew:
-    """Up to `threads` threads, for the life of a `with` block, which waits for all tasks."""
+    """Up to `threads` threads, for the life of a `with` block, which waits for all tasks.
 
-    def __init__(self, threads: int, name: str) -> None:
+    `clock` gives the time in seconds.
+    """
+
+    def __init__(
+        self, threads: int, name: str, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._pool = ThreadPoolExecutor(max(1, threads), name)
         self._begun: list[Future[None]] = []
-        self._usual_s = 0.0
+        self._clock = clock
+        self._took_s = deque([0.0] * _LOOKED_AT, _LOOKED_AT)
         self._small = 0
 
     def __enter__(self) -> Crew:
@@ -45,15 +53,15 @@ class Crew:
         """Begin a task that moves `size` bytes; a small one may be over on return.
 
         Raises what a task that was run here raises. Small tasks are run here as long as they have
-        been quick so far, and tried again now and then: one stall of a disk must not send all
+        been quick of late, and tried again now and then: one stall of a disk must not send all
         others to the threads.
         """
         if size > SMALL_BYTES or self._is_slow():
             self._begun.append(self._pool.submit(action, *arguments))
             return
-        began = time.perf_counter()
+        began = self._clock()
         action(*arguments)
-        self._usual_s += _WEIGHT * (time.perf_counter() - began - self._usual_s)
+        self._took_s.append(self._clock() - began)
 
     def wait(self) -> None:
         """Wait for all tasks; raises the first error, in the order in which they were begun."""
@@ -62,4 +70,4 @@ class Crew:
 
     def _is_slow(self) -> bool:
         self._small += 1
-        return self._usual_s > _QUICK_S and self._small % _PROBE_EVERY != 0
+        return statistics.median(self._took_s) > _QUICK_S and self._small % _PROBE_EVERY != 0
