@@ -116,7 +116,7 @@ def test_calls_are_on_one_thread_apart_in_time_and_rising() -> None:
     made.flush()
     made.close()
     assert {name for _, name, _ in told} == {"ucpstore-progress"}
-    assert 3 <= len(told) <= 5  # the first, one for each interval, the last
+    assert 2 <= len(told) <= 5  # the first, one for each interval, the last
     done = [each for _, _, each in told]
     assert done == sorted(set(done))
     gaps = [after[0] - before[0] for before, after in itertools.pairwise(told[:-1])]
