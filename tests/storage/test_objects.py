@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import mmap
-import os
 import secrets
-import signal
 import time
 
 import pytest
+from services.forking import in_child
 from services.proxy import S3Proxy
 from services.seaweed import S3Service
 from services.storage_suite import StorageSuite, keys, with_threads
@@ -507,29 +506,15 @@ def test_a_forked_child_can_go_on(s3: S3Service, prefix: str) -> None:
     """obstore's threads do not survive a fork: without care the child would wait for ever."""
     storage = open_s3(prefix, s3.options())
     storage.put("k", b"from the parent")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            assert storage.get("k") == b"from the parent"
-            storage.put("child", b"1")
-            storage.put_if_absent("once", b"child")
-            try:
-                storage.put_if_absent("once", b"again")
-            except FileExistsError:
-                os._exit(0)
-        finally:
-            os._exit(1)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.02)
-    else:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        pytest.fail("the child hangs")
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def go_on() -> None:
+        assert storage.get("k") == b"from the parent"
+        storage.put("child", b"1")
+        storage.put_if_absent("once", b"child")
+        with pytest.raises(FileExistsError):
+            storage.put_if_absent("once", b"again")
+
+    assert in_child(go_on) == 0
     assert storage.get("child") == b"1"
     assert storage.get("once") == b"child"
 
