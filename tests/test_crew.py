@@ -87,3 +87,51 @@ def test_errors_of_threads_come_when_they_are_waited_for() -> None:
 def test_errors_of_what_the_caller_runs_come_at_once() -> None:
     with Crew(1, "crew") as crew, pytest.raises(KeyboardInterrupt):
         crew.submit(fail, size=1)
+
+
+def test_of_several_errors_the_first_begun_is_raised() -> None:
+    begun = threading.Event()
+
+    def first() -> None:
+        assert begun.wait(10)
+        raise KeyError("first")
+
+    def second() -> None:
+        begun.set()
+        raise ValueError("second")
+
+    with Crew(2, "crew") as crew:
+        crew.submit(first, size=SMALL_BYTES + 1)
+        crew.submit(second, size=SMALL_BYTES + 1)
+        with pytest.raises(KeyError, match="first"):
+            crew.wait()
+
+
+def test_no_more_threads_than_asked_for_run_at_once() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def task() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    with Crew(3, "crew") as crew:
+        for _ in range(12):
+            crew.submit(task, size=SMALL_BYTES + 1)
+        crew.wait()
+    assert most == 3
+
+
+def test_a_crew_works_on_after_a_wait_and_leaves_no_threads() -> None:
+    done: list[int] = []
+    before = set(threading.enumerate())
+    with Crew(2, "crew") as crew:
+        for number in range(6):
+            crew.submit(done.append, number, size=SMALL_BYTES + 1)
+            crew.wait()
+            assert done == list(range(number + 1))
+    assert set(threading.enumerate()) == before

@@ -23,6 +23,35 @@ def test_a_buffer_is_used_again() -> None:
         assert second.ctypes.data == address, "the memory that was touched before"
 
 
+def test_memory_is_used_again_whatever_the_sizes() -> None:
+    pool = BufferPool(4 * MIB)
+    addresses = set()
+    for size in (3 * MIB, 5, MIB, 4 * MIB, 4096):
+        with pool.take(size) as buffer:
+            addresses.add(buffer.ctypes.data)
+    assert len(addresses) == 1
+
+
+def test_buffers_that_are_out_do_not_overlap() -> None:
+    pool = BufferPool(16 * MIB)
+    random = np.random.default_rng(0)
+    out: list[tuple[np.ndarray, int]] = []
+    for number in range(500):
+        if out and random.random() < 0.5:
+            buffer, value = out.pop(int(random.integers(len(out))))
+            assert (buffer[::997] == value).all()
+            pool.release(buffer)
+        elif sum(buffer.size for buffer, _ in out) < 6 * MIB:
+            buffer = pool.acquire(int(random.integers(1, 2 * MIB)))
+            buffer[:] = number % 251
+            out.append((buffer, number % 251))
+    for buffer, value in out:
+        assert (buffer[::997] == value).all()
+        pool.release(buffer)
+    with pool.take(16 * MIB):
+        pass
+
+
 def test_no_more_than_the_limit_is_out_at_once() -> None:
     pool = BufferPool(2 * MIB)
     out, most = 0, 0
@@ -96,7 +125,7 @@ def test_what_is_written_is_what_was_read(dtype: torch.dtype) -> None:
     source = torch.arange(20).reshape(4, 5).to(dtype).t()
     target = torch.zeros(5, 4, dtype=dtype)
     box = Box((1, 0), (3, 2))
-    write_local(target, box, read_local(source, box), dtype)
+    write_local(target, [(box.slices(), read_local(source, box))], dtype)
     assert torch.equal(target[1:4, 0:2], source[1:4, 0:2])
     assert target[0].count_nonzero() == 0
 
@@ -105,13 +134,14 @@ def test_values_of_another_dtype_are_converted_as_torch_does() -> None:
     source = torch.tensor([1 / 3, 1e30, -0.0])
     target = torch.zeros(3, dtype=torch.bfloat16)
     whole = Box((0,), (3,))
-    write_local(target, whole, read_local(source, whole), torch.float32)
+    write_local(target, [(whole.slices(), read_local(source, whole))], torch.float32)
     assert target.view(torch.int16).tolist() == source.to(torch.bfloat16).view(torch.int16).tolist()
 
 
 def test_0d_tensors() -> None:
     target = torch.tensor(0.0)
-    write_local(target, Box((), ()), read_local(torch.tensor(2.5), Box((), ())), torch.float32)
+    scalar = Box((), ())
+    write_local(target, [((...,), read_local(torch.tensor(2.5), scalar))], torch.float32)
     assert target.item() == 2.5
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Thread
 from types import TracebackType
 
 SMALL_BYTES = 64 * 1024
@@ -22,17 +23,26 @@ _PROBE_EVERY = 32
 _LOOKED_AT = 3
 
 
+_Task = tuple[int, Callable[..., None], tuple[object, ...]]
+
+
 class Crew:
     """Up to `threads` threads, for the life of a `with` block, which waits for all tasks.
 
-    `clock` gives the time in seconds.
+    `clock` gives the time in seconds. Not an executor, whose futures cost more than a read of a
+    chunk from the page cache does.
     """
 
     def __init__(
         self, threads: int, name: str, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._pool = ThreadPoolExecutor(max(1, threads), name)
-        self._begun: list[Future[None]] = []
+        self._most = max(1, threads)
+        self._name = name
+        self._threads: list[Thread] = []
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._ends = 0
+        self._begun = 0
+        self._errors: list[tuple[int, BaseException]] = []
         self._clock = clock
         self._took_s = deque([0.0] * _LOOKED_AT, _LOOKED_AT)
         self._small = 0
@@ -46,7 +56,7 @@ class Crew:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.shutdown()
+        self._join()
 
     def submit(self, action: Callable[..., None], *arguments: object, size: int) -> None:
         """Begin a task that moves `size` bytes; a small one may be over on return.
@@ -56,7 +66,7 @@ class Crew:
         others to the threads.
         """
         if size > SMALL_BYTES or self._is_slow():
-            self._begun.append(self._pool.submit(action, *arguments))
+            self._begin(action, arguments)
             return
         began = self._clock()
         action(*arguments)
@@ -64,8 +74,36 @@ class Crew:
 
     def wait(self) -> None:
         """Wait for all tasks; raises the first error, in the order in which they were begun."""
-        for future in self._begun:
-            future.result()
+        self._join()
+        if self._errors:
+            raise min(self._errors, key=lambda each: each[0])[1]
+
+    def _begin(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        self._tasks.put((self._begun, action, arguments))
+        self._begun += 1
+        if len(self._threads) < self._most:
+            thread = Thread(target=self._work, name=f"{self._name}_{len(self._threads)}")
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            number, action, arguments = task
+            try:
+                action(*arguments)
+            except BaseException as error:
+                self._errors.append((number, error))
+            del task, action, arguments  # they may hold buffers
+
+    def _join(self) -> None:
+        """End the threads once all tasks are done; goes on where an interrupt stopped it."""
+        while self._ends < len(self._threads):
+            self._ends += 1
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self._ends = 0
 
     def _is_slow(self) -> bool:
         self._small += 1

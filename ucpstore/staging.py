@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import EllipsisType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,9 @@ Bytes = npt.NDArray[np.uint8]
 class BufferPool:
     """Reused host buffers. At most `limit` bytes are out at once; a larger request goes alone.
 
+    All are parts of one region of `limit` bytes, the lowest that is free first, so that memory is
+    used again whatever sizes are asked for, and what was never needed is never touched.
+
     Thread-safe. `take` and `acquire` block until the bytes are free, and are served in the order
     in which they were called: else workers that ask again and again would keep a thread waiting
     that other ranks wait for. Buffers come back dirty.
@@ -36,10 +40,10 @@ class BufferPool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._out = 0
+        self._region: Bytes | None = None
+        self._out: dict[int, tuple[int, int]] = {}
+        """Start and stop of what is out, by identity; a larger request has stop 0."""
         self._waiting: deque[object] = deque()
-        self._kept: list[Bytes] = []
-        self._kept_bytes = 0
         self._changed = threading.Condition()
 
     @contextmanager
@@ -53,53 +57,61 @@ class BufferPool:
 
     def acquire(self, size: int) -> Bytes:
         """A buffer of at least `size` bytes; the caller hands the same object to `release`."""
-        capacity = _capacity(size)
+        capacity = -(-max(size, 1) // _PAGE) * _PAGE
         with self._changed:
-            if self._waiting or not self._fits(capacity):
-                self._await_turn(capacity)
-            self._out += capacity
-            for position in range(len(self._kept) - 1, -1, -1):
-                if self._kept[position].size == capacity:
-                    self._kept_bytes -= capacity
-                    return self._kept.pop(position)
-            while self._kept and self._kept_bytes + self._out > self.limit:
-                self._kept_bytes -= self._kept.pop(0).size
-        try:
-            return np.empty(capacity, np.uint8)
-        except BaseException:
-            with self._changed:
-                self._out -= capacity
-                self._changed.notify_all()
-            raise
+            start = None if self._waiting else self._place(capacity)
+            if start is None:
+                start = self._await_turn(capacity)
+            if capacity > self.limit:
+                buffer, span = np.empty(capacity, np.uint8), (0, 0)
+            else:
+                if self._region is None:
+                    self._region = np.empty(self.limit, np.uint8)
+                buffer = self._region[start : start + capacity]
+                span = (start, start + capacity)
+            self._out[id(buffer)] = span
+            return buffer
 
-    def _fits(self, capacity: int) -> bool:
-        return self._out == 0 or self._out + capacity <= self.limit
+    def _place(self, capacity: int) -> int | None:
+        """Where a buffer fits now, or None."""
+        if capacity > self.limit:
+            return None if self._out else 0
+        start = 0
+        for first, stop in sorted(self._out.values()):
+            if stop == 0:
+                return None  # a larger one is out
+            if first - start >= capacity:
+                break
+            start = stop
+        return start if start + capacity <= self.limit else None
 
-    def _await_turn(self, capacity: int) -> None:
+    def _await_turn(self, capacity: int) -> int:
         turn = object()
         self._waiting.append(turn)
+        found: list[int] = []
+
+        def fits() -> bool:
+            start = self._place(capacity) if self._waiting[0] is turn else None
+            if start is not None:
+                found.append(start)
+            return start is not None
+
         try:
-            self._changed.wait_for(lambda: self._waiting[0] is turn and self._fits(capacity))
+            self._changed.wait_for(fits)
         finally:
             self._waiting.remove(turn)
             self._changed.notify_all()  # the next one may fit as well
+        return found[-1]
 
     def release(self, buffer: Bytes) -> None:
         """Give back what `acquire` returned."""
         with self._changed:
-            self._out -= buffer.size
-            if self._kept_bytes + self._out + buffer.size <= self.limit:
-                self._kept.append(buffer)
-                self._kept_bytes += buffer.size
-            self._changed.notify_all()
+            del self._out[id(buffer)]
+            if self._waiting:
+                self._changed.notify_all()
 
 
-def _capacity(size: int) -> int:
-    """Round up so that buffers of nearly equal sizes serve each other."""
-    if size <= MIB:
-        return 1 << max(12, (size - 1).bit_length())
-    step = MIB // 4
-    return -(-size // step) * step
+_PAGE = 4096
 
 
 _pools: dict[int, BufferPool] = {}
@@ -179,16 +191,28 @@ def read_local(tensor: torch.Tensor, box: Box) -> RawArray:
     return raw_array(tensor[box.slices()].cpu())
 
 
-def write_local(tensor: torch.Tensor, box: Box, values: RawArray, dtype: torch.dtype) -> None:
-    """Put raw values of `dtype` into a box of the local tensor, converted to the tensor's dtype."""
+Values = tuple[tuple[EllipsisType | slice, ...], RawArray]
+"""Where in a local tensor values go, as an index expression, and the values."""
+
+
+def write_local(tensor: torch.Tensor, values: Iterable[Values], dtype: torch.dtype) -> None:
+    """Put raw values of `dtype` into parts of the local tensor, converted to the tensor's dtype.
+
+    `values` may be made one by one: each is copied before the next is asked for.
+    """
     import torch
 
     if tensor.device.type == "cpu" and tensor.dtype == dtype:
-        copy_raw(part(raw_array(tensor), box), values)
-        if not tensor.is_inference():
-            # or a backward pass over values that are gone would give wrong gradients, not an error
-            torch.autograd.graph.increment_version(tensor)
+        target = raw_array(tensor)
+        try:
+            for where, each in values:
+                copy_raw(target[where], each)
+        finally:
+            if not tensor.is_inference():
+                # or a backward pass over values that are gone would give wrong gradients
+                torch.autograd.graph.increment_version(tensor)
         return
-    source = torch.empty(box.shape, dtype=dtype)
-    copy_raw(raw_array(source), values)
-    tensor[box.slices()].copy_(source)
+    for where, each in values:
+        source = torch.empty(each.shape, dtype=dtype)
+        copy_raw(raw_array(source), each)
+        tensor[where].copy_(source)

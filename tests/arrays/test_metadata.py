@@ -21,6 +21,7 @@ from ucpstore.arrays.metadata import (
     dtype_of,
     grid_of,
     parse,
+    parse_all,
     to_bytes,
 )
 from ucpstore.errors import FormatError
@@ -98,6 +99,37 @@ def test_parse_is_the_inverse(grid: Grid, name: str) -> None:
     assert parse(document) == ArrayMetadata(grid, name, names)
     assert grid_of(document) == grid
     assert dtype_of(document) == name
+
+
+def test_many_are_parsed_like_each_alone() -> None:
+    documents = {
+        f"model/{number}": json.loads(to_bytes(array_document(grid, dtype, (f"{number}:0", "b"))))
+        for number, (grid, dtype) in enumerate(
+            [(SHARDED, "float32"), (PLAIN, "int8"), (SHARDED, "float32"), (SHARDED, "bfloat16")]
+        )
+    }
+    documents["model/2"]["attributes"] = {"note": 1}
+    found = parse_all(documents)
+    assert found == {path: parse(document) for path, document in documents.items()}
+    assert found["model/0"].dimension_names == ("0:0", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(shape=[5, True]), "shape should be"),
+        (lambda d: d.update(zarr_format=3.0), "zarr_format"),
+        (lambda d: d.update(dimension_names=["a"]), "dimension_names"),
+        (lambda d: d.update(dimension_names="ab"), "dimension_names"),
+        (lambda d: d.pop("dimension_names"), "dimension_names"),
+    ],
+)
+def test_one_that_python_finds_equal_to_another_is_refused(change: Change, message: str) -> None:
+    sound = json.loads(to_bytes(array_document(Grid((5, 1), (5, 1), (5, 1), False), "int8", "ab")))
+    other = copy.deepcopy(sound)
+    change(other)
+    with pytest.raises(FormatError, match=rf"model/other: .*{message}"):
+        parse_all({"model/sound": sound, "model/other": other})
 
 
 def test_what_tools_add_is_allowed() -> None:

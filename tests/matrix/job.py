@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 import ucpstore
 from ucpstore.geometry import Box, Grid, Piece
-from ucpstore.loading import reader
+from ucpstore.loading import requests
 from ucpstore.plan import ChunkRead, ObjectRead
 
 
@@ -210,7 +210,7 @@ def differences(expected: dict[str, object], found: dict[str, object]) -> list[s
 
 def load_job_with_shifted_reads(name: str, url: str, reference: str) -> list[str]:
     """The same with a fault: the planner takes values from one row further in each chunk."""
-    sound = reader.plan_reads
+    sound = requests.plan_reads
 
     def shifted(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
         return tuple(
@@ -219,7 +219,7 @@ def load_job_with_shifted_reads(name: str, url: str, reference: str) -> list[str
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "plan_reads", shifted)
+        patch.setattr(requests, "plan_reads", shifted)
         return load_job(name, url, reference)
 
 

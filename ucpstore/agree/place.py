@@ -155,4 +155,4 @@ class Pace:
 
     def pause(self) -> None:
         waited = time.monotonic() - self._start
-        self._pause(min(max(waited / 32, 1e-4), 0.25))
+        self._pause(min(max(waited / 8, 2e-4), 0.25))

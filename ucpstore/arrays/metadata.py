@@ -8,6 +8,7 @@ index at the object's end has them too. In both a compressor may stand between t
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,6 +94,25 @@ def parse(document: Mapping[str, object], path: str = "zarr.json") -> ArrayMetad
     grid = Grid(shape, chunk, whole, sharded)
     _compare(document, array_document(grid, dtype, names, codec), path)
     return ArrayMetadata(grid, dtype, tuple(names), codec)
+
+
+def parse_all(documents: Mapping[str, Mapping[str, object]]) -> dict[str, ArrayMetadata]:
+    """What many documents say, by path; raises as `parse` does.
+
+    The layers of a model repeat a few shapes: documents that differ in nothing but their dimension
+    names are parsed once.
+    """
+    known: dict[bytes, ArrayMetadata] = {}
+    found: dict[str, ArrayMetadata] = {}
+    for path, document in documents.items():
+        # Not compared as dicts, in which 1, 1.0 and True are equal.
+        form = marshal.dumps({**document, "dimension_names": None}, 0)
+        names, like = document.get("dimension_names"), known.get(form)
+        if like is not None and isinstance(names, list) and len(names) == len(like.grid.shape):
+            found[path] = ArrayMetadata(like.grid, like.dtype, tuple(names), like.codec)
+        else:
+            found[path] = known[form] = parse(document, path)
+    return found
 
 
 def grid_of(document: Mapping[str, object], path: str = "zarr.json") -> Grid:

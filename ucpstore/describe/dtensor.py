@@ -7,6 +7,7 @@ shape of the local tensor that is really there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import StateError, UnsupportedError
-from ucpstore.geometry import Partition, Split, local_shape
+from ucpstore.geometry import Index, Partition, Piece, Split, fragments, local_shape
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -45,32 +46,57 @@ def split_of(placement: Placement, dims: int, where: str) -> Split | None:
     )
 
 
-def partition_of(tensor: DTensor, ranks: Ranks, where: str) -> Partition:
-    """The mesh and splits of a DTensor, in ranks of the process group."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """How tensors of one shape with equal placements lie on a mesh.
+
+    `pieces` are this rank's; `local_shape` is that of its local tensor, None on a rank outside of
+    the mesh.
+    """
+
+    partition: Partition
+    pieces: tuple[Piece, ...]
+    local_shape: Index | None
+
+
+def cut_of(tensor: DTensor, ranks: Ranks, where: str) -> Cut:
+    """How a DTensor is cut, in ranks of the process group; worked out once for all alike."""
     mesh = ranks.mesh(tensor.device_mesh, where)
-    dims = tensor.dim()
-    splits = tuple(split_of(placement, dims, where) for placement in tensor.placements)
-    return Partition(mesh.axes, mesh.ranks, splits)
+    shape = tuple(tensor.shape)
+    key = (id(tensor.device_mesh), tensor.placements, shape)  # `ranks` keeps the mesh
+    known = ranks.cuts.get(key)
+    if isinstance(known, Cut):
+        return known
+    splits = tuple(split_of(placement, len(shape), where) for placement in tensor.placements)
+    partition = Partition(mesh.axes, mesh.ranks, splits)
+    inside = ranks.rank in partition.ranks
+    made = Cut(
+        partition,
+        fragments(partition, shape).get(ranks.rank, ()),
+        local_shape(partition, shape, ranks.rank) if inside else None,
+    )
+    ranks.cuts[key] = made
+    return made
 
 
-def local_of(tensor: DTensor, partition: Partition, ranks: Ranks, where: str) -> torch.Tensor:
+def local_of(tensor: DTensor, cut: Cut, ranks: Ranks, where: str) -> torch.Tensor:
     """The local tensor of a DTensor; refused where its shape is not what the placements give.
 
     On a rank outside of the mesh the result has no elements.
     """
     # to_local() would record autograd and allocate for some placements
     local = tensor._local_tensor
-    if ranks.rank not in partition.ranks:
-        return local
-    expected = local_shape(partition, tuple(tensor.shape), ranks.rank)
+    expected = cut.local_shape
     found = tuple(local.shape)
-    if found != expected and (0 not in expected or local.numel() > 0):
+    if expected is None or found == expected:
+        return local
+    if 0 not in expected or local.numel() > 0:
         raise StateError(
             f"{where}: its placements {tuple(tensor.placements)} over a mesh of shape "
-            f"{partition.axes} give rank {ranks.rank} a local tensor of shape {expected} from the "
-            f"global shape {tuple(tensor.shape)}, but it has shape {found}; parts must follow the "
-            "rule of torch.chunk, also in DTensor.from_local (pass shape= and stride= where parts "
-            "are uneven)"
+            f"{cut.partition.axes} give rank {ranks.rank} a local tensor of shape {expected} from "
+            f"the global shape {tuple(tensor.shape)}, but it has shape {found}; parts must follow "
+            "the rule of torch.chunk, also in DTensor.from_local (pass shape= and stride= where "
+            "parts are uneven)"
         )
     return local
 

@@ -33,6 +33,8 @@ class Ranks:
     of_global: Mapping[int, int]
     _meshes: dict[int, tuple[DeviceMesh, Mesh]] = field(default_factory=dict, repr=False)
     """By identity; torch builds the tensor of a mesh's ranks anew on each look."""
+    cuts: dict[tuple[object, ...], object] = field(default_factory=dict, repr=False)
+    """What `dtensor.cut_of` has worked out."""
 
     def mesh(self, mesh: DeviceMesh, where: str) -> Mesh:
         """Extents and members of a device mesh; StateError, naming `where`, if some are outside."""

@@ -11,10 +11,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.dtensor import local_of, partition_of
+from ucpstore.describe.dtensor import cut_of, local_of
 from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import UnsupportedError
-from ucpstore.geometry import Box, Index, Partition, Piece, fragments
+from ucpstore.geometry import Box, Index, Partition, Piece
 
 _LAZY: tuple[type, ...] = (
     torch.nn.parameter.UninitializedParameter,
@@ -46,17 +46,14 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str) -> Held:
 
     Views with a pending conjugation or negation are resolved, which copies them.
     """
-    partition = None
     tensor = _waited(tensor)
     if isinstance(tensor, DTensor):
-        shape = tuple(tensor.shape)
-        partition = partition_of(tensor, ranks, where)
-        local = plain(_waited(local_of(tensor, partition, ranks, where)), where)
-        pieces = fragments(partition, shape).get(ranks.rank, ())
+        cut = cut_of(tensor, ranks, where)
+        local = plain(_waited(local_of(tensor, cut, ranks, where)), where)
+        shape, partition, pieces = tuple(tensor.shape), cut.partition, cut.pieces
     else:
         local = plain(tensor, where)
-        shape = tuple(local.shape)
-        pieces = whole(shape)
+        shape, partition, pieces = tuple(local.shape), None, whole(tuple(local.shape))
     return Held(local, shape, dtype_name(local.dtype, where), partition, pieces)
 
 

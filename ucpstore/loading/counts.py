@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ucpstore.geometry import Index
-from ucpstore.loading.reader import Request
+from ucpstore.loading.requests import Request
 from ucpstore.progress import Progress
 
 
@@ -20,7 +20,7 @@ class ReadCounts:
         self._lock = threading.Lock()
         progress.phase(
             "read",
-            total_bytes=sum(request.plain_bytes for request in todo),
+            total_bytes=sum(request.object.plain_bytes for request in todo),
             total_objects=len(self._left),
         )
 
@@ -29,8 +29,8 @@ class ReadCounts:
         with self._lock:
             self._left[_object(request)] -= 1
             whole = self._left[_object(request)] == 0
-        self._progress.add(request.plain_bytes, int(whole))
+        self._progress.add(request.object.plain_bytes, int(whole))
 
 
 def _object(request: Request) -> tuple[str, Index]:
-    return request.read.path, request.index
+    return request.read.path, request.object.index

@@ -33,8 +33,9 @@ from ucpstore.format import layout
 from ucpstore.format.documents import canonical
 from ucpstore.loading.counts import ReadCounts
 from ucpstore.loading.opened import item_name, open_handed, read_step
-from ucpstore.loading.reader import Reader, Request, requests
+from ucpstore.loading.reader import Reader
 from ucpstore.loading.report import LoadReport
+from ucpstore.loading.requests import Request, Requests
 from ucpstore.options import Options
 from ucpstore.progress import Progress, ProgressCallback, check_progress
 from ucpstore.storage import Storage
@@ -188,10 +189,11 @@ class _Load:
             group_ranks={rank: n for n, rank in enumerate(self.group.global_ranks)},
             rank=self.group.rank,
         )
+        requests = Requests()
         self.todo = [
             request
             for read in self.target.reads
-            for request in requests(read, opened.arrays[read.path])
+            for request in requests.of(read, opened.arrays[read.path])
         ]
         self._end("plan")
         return canonical([self.target.items, self.target.unexpected])

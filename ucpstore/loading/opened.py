@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from ucpstore import catalog
-from ucpstore.arrays.metadata import ArrayMetadata, parse
+from ucpstore.arrays.metadata import ArrayMetadata, parse, parse_all
 from ucpstore.catalog import Documents, StepRef
 from ucpstore.describe import ArrayInfo
 from ucpstore.format import layout
@@ -93,7 +93,7 @@ def _parse(
     ref: StepRef, documents: Documents, items: Collection[str], large: Mapping[str, bytes]
 ) -> Opened:
     step, arrays = catalog.parse_documents(documents)
-    parsed = {path: parse(document, path) for path, document in arrays.items()}
+    parsed = parse_all(arrays)
     return Opened(
         ref,
         _inlined(step.tree, items, large.__getitem__),

@@ -14,7 +14,8 @@ from ucpstore.errors import CorruptError
 from ucpstore.format import layout
 from ucpstore.format.step import parse_item, parse_step
 from ucpstore.geometry import Box, Piece
-from ucpstore.loading.reader import Reader, requests
+from ucpstore.loading.reader import Reader
+from ucpstore.loading.requests import Requests
 from ucpstore.manage.index import Selection, select
 from ucpstore.options import Options
 from ucpstore.storage import Storage
@@ -221,7 +222,8 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         return catalog.read_bytes(self._storage, self._ref, path, self._metadata(path))
 
     def _fill(self, targets: Iterable[tuple[Read, ArrayMetadata]]) -> None:
-        todo = [request for read, array in targets for request in requests(read, array)]
+        requests = Requests()
+        todo = [request for read, array in targets for request in requests.of(read, array)]
         if todo:
             Reader(self._storage, self._ref, self._options).run(todo)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ucpstore.geometry import Box, Grid, Index, Piece
 
@@ -32,48 +32,80 @@ class ObjectRead:
 
 def plan_reads(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
     """The chunks that touch `pieces`, each once, by object in row-major order."""
-    touched: dict[Index, list[Piece]] = {}
+    found: dict[Index, dict[int, ChunkRead]] = {}
+    steps: dict[Index, Index] = {}
     for piece in pieces:
-        for position in _chunks_touching(piece.box, grid):
-            touched.setdefault(position, []).append(piece)
-    objects: dict[Index, list[ChunkRead]] = {}
-    for position in sorted(touched):
-        index, number = _address(position, grid)
-        objects.setdefault(index, []).append(
-            _chunk_read(number, _chunk_box(position, grid), touched[position])
-        )
+        if not piece.box.size:
+            continue
+        for spans in itertools.product(*_spans(piece, grid)):
+            index = tuple([span.object for span in spans])
+            if index not in found:
+                found[index], steps[index] = {}, _steps(grid.stored_chunks(index))
+            number = sum([s.within * n for s, n in zip(spans, steps[index], strict=True)])
+            copy = (
+                Box(tuple([s.inside for s in spans]), shape := tuple([s.extent for s in spans])),
+                Box(tuple([s.local for s in spans]), shape),
+            )
+            known = found[index].get(number)
+            if known is None:
+                chunk = Box(tuple([s.start for s in spans]), tuple([s.chunk for s in spans]))
+                found[index][number] = ChunkRead(number, chunk, (copy,))
+            else:
+                found[index][number] = replace(known, copies=(*known.copies, copy))
     return tuple(
-        ObjectRead(index, tuple(sorted(objects[index], key=lambda read: read.number)))
-        for index in sorted(objects)
+        ObjectRead(index, tuple([chunks[number] for number in sorted(chunks)]))
+        for index, chunks in sorted(found.items())
     )
 
 
-def _chunks_touching(box: Box, grid: Grid) -> Iterator[Index]:
-    """Positions in the array's grid of chunks, row-major."""
-    if box.size == 0:
-        return iter(())
-    spans = zip(box.offset, box.stop, grid.chunk, strict=True)
-    return itertools.product(*(range(o // c, -(-e // c)) for o, e, c in spans))
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What a piece and one chunk have in common along one dimension.
+
+    `object` and `within` are the positions of the object and of the chunk in it, `start` and
+    `chunk` where the chunk lies in the array, `inside` and `extent` where the common elements lie
+    in the chunk, `local` where they start in the rank's local tensor.
+    """
+
+    object: int
+    within: int
+    start: int
+    chunk: int
+    inside: int
+    extent: int
+    local: int
 
 
-def _address(position: Index, grid: Grid) -> tuple[Index, int]:
-    """The object of a chunk and the chunk's number in stored order."""
-    per_object = grid.chunks_per_object
-    index = tuple(p // n for p, n in zip(position, per_object, strict=True))
-    number = 0
-    for p, n, stored in zip(position, per_object, grid.stored_chunks(index), strict=True):
-        number = number * stored + p % n
-    return index, number
+def _spans(piece: Piece, grid: Grid) -> list[list[_Span]]:
+    """By dimension, the spans of a piece that has elements: all chunks it touches are products."""
+    return [
+        [
+            _Span(
+                position // per_object,
+                position % per_object,
+                start := position * chunk,
+                min(chunk, extent - start),
+                (first := max(offset, start)) - start,
+                min(stop, start + chunk) - first,
+                first - offset + local,
+            )
+            for position in range(offset // chunk, -(-stop // chunk))
+        ]
+        for offset, stop, local, chunk, per_object, extent in zip(
+            piece.box.offset,
+            piece.box.stop,
+            piece.local.offset,
+            grid.chunk,
+            grid.chunks_per_object,
+            grid.shape,
+            strict=True,
+        )
+    ]
 
 
-def _chunk_box(position: Index, grid: Grid) -> Box:
-    offset = tuple(p * c for p, c in zip(position, grid.chunk, strict=True))
-    spans = zip(offset, grid.chunk, grid.shape, strict=True)
-    return Box(offset, tuple(min(c, e - o) for o, c, e in spans))
-
-
-def _chunk_read(number: int, chunk: Box, pieces: Sequence[Piece]) -> ChunkRead:
-    parts = [part for piece in pieces if (part := piece.part(chunk)) is not None]
-    return ChunkRead(
-        number, chunk, tuple((p.box.relative_to(chunk.offset), p.local) for p in parts)
-    )
+def _steps(stored: Index) -> Index:
+    """By how much the stored number grows with each position along each dimension."""
+    steps = [1] * len(stored)
+    for dim in range(len(stored) - 2, -1, -1):
+        steps[dim] = steps[dim + 1] * stored[dim + 1]
+    return tuple(steps)
