@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ucpstore.perrank import PerRank
     from ucpstore.progress import ProgressEvent
     from ucpstore.saving import SaveHandle, SaveReport
+    from ucpstore.spec import Spec
     from ucpstore.store import CheckpointStore, load, save
 
 __version__ = "0.1.0.dev0"
@@ -56,6 +57,7 @@ __all__ = [
     "RankMissingError",
     "SaveHandle",
     "SaveReport",
+    "Spec",
     "StateError",
     "StepExistsError",
     "StepNotFoundError",
@@ -75,6 +77,7 @@ _HOMES = {
     "ProgressEvent": "ucpstore.progress",
     "SaveHandle": "ucpstore.saving",
     "SaveReport": "ucpstore.saving",
+    "Spec": "ucpstore.spec",
     "load": "ucpstore.store",
     "save": "ucpstore.store",
 }

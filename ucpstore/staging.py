@@ -191,28 +191,33 @@ def read_local(tensor: torch.Tensor, box: Box) -> RawArray:
     return raw_array(tensor[box.slices()].cpu())
 
 
-Values = tuple[tuple[EllipsisType | slice, ...], RawArray]
-"""Where in a local tensor values go, as an index expression, and the values."""
+Values = tuple[int, tuple[EllipsisType | slice, ...], RawArray]
+"""Which of several tensors takes values, where, as an index expression, and the values."""
 
 
-def write_local(tensor: torch.Tensor, values: Iterable[Values], dtype: torch.dtype) -> None:
-    """Put raw values of `dtype` into parts of the local tensor, converted to the tensor's dtype.
+def write_local(
+    tensors: Sequence[torch.Tensor], values: Iterable[Values], dtype: torch.dtype
+) -> None:
+    """Put raw values of `dtype` into parts of local tensors, converted to each tensor's dtype.
 
     `values` may be made one by one: each is copied before the next is asked for.
     """
     import torch
 
-    if tensor.device.type == "cpu" and tensor.dtype == dtype:
-        target = raw_array(tensor)
-        try:
-            for where, each in values:
-                copy_raw(target[where], each)
-        finally:
-            if not tensor.is_inference():
+    raw: dict[int, RawArray] = {}
+    try:
+        for number, where, each in values:
+            tensor = tensors[number]
+            if tensor.device.type != "cpu" or tensor.dtype != dtype:
+                source = torch.empty(each.shape, dtype=dtype)
+                copy_raw(raw_array(source), each)
+                tensor[where].copy_(source)
+                continue
+            if number not in raw:
+                raw[number] = raw_array(tensor)
+            copy_raw(raw[number][where], each)
+    finally:
+        for number in raw:
+            if not tensors[number].is_inference():
                 # or a backward pass over values that are gone would give wrong gradients
-                torch.autograd.graph.increment_version(tensor)
-        return
-    for where, each in values:
-        source = torch.empty(each.shape, dtype=dtype)
-        copy_raw(raw_array(source), each)
-        tensor[where].copy_(source)
+                torch.autograd.graph.increment_version(tensors[number])

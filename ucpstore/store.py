@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ucpstore.describe.patterns import SaveCast
     from ucpstore.progress import ProgressCallback
     from ucpstore.saving.request import CheckReplicas
+    from ucpstore.spec import Spec
 
 _log = logging.getLogger("ucpstore")
 """Has one line at INFO for each save and each load that succeeded, from rank 0 of its group."""
@@ -69,6 +70,7 @@ class CheckpointStore:
         per_rank: Sequence[str] = (),
         check_replicas: CheckReplicas = None,
         cast: SaveCast = None,
+        spec: Spec | None = None,
         progress: ProgressCallback | None = None,
         options: Options | None = None,
     ) -> SaveHandle:
@@ -81,7 +83,7 @@ class CheckpointStore:
                 raise problem
             self._check_shared(group)
             return SaveRequest.checked(
-                state, step, overwrite, metadata, per_rank, check_replicas, cast, progress
+                state, step, overwrite, metadata, per_rank, check_replicas, cast, progress, spec
             )
 
         report = save_state(self._storage, group, request, used)
@@ -96,6 +98,7 @@ class CheckpointStore:
         step: int | None = None,
         strict: bool = True,
         cast: Cast = None,
+        spec: Spec | None = None,
         process_group: ProcessGroup | None = None,
         collective: bool = True,
         progress: ProgressCallback | None = None,
@@ -110,7 +113,7 @@ class CheckpointStore:
                 raise problem
             if collective:
                 self._check_shared(group)
-            return LoadRequest.checked(state, step, strict, cast, collective, progress)
+            return LoadRequest.checked(state, step, strict, cast, collective, progress, spec)
 
         report = load_state(self._storage, group, request, used, collective=collective)
         if group.rank == 0 or not collective:
@@ -182,6 +185,7 @@ def save(
     per_rank: Sequence[str] = (),
     check_replicas: CheckReplicas = None,
     cast: SaveCast = None,
+    spec: Spec | None = None,
     progress: ProgressCallback | None = None,
     storage_options: Mapping[str, object] | None = None,
     options: Options | None = None,
@@ -206,6 +210,10 @@ def save(
     and the state itself does not change. `options.codecs` compress arrays. A pattern of any of
     these that matches nothing is no error.
 
+    `spec` says how tensors that are no DTensors lie over the ranks, where they are not whole on
+    each rank that has them: tensor parallelism by hand, pipeline stages, fused or padded tensors;
+    see `ucpstore.Spec`.
+
     `progress` is a function that is told a `ProgressEvent` when a phase of this rank begins and
     ends, and at most every 0.1 s in between; ranks may differ in it. It is called on a thread of
     the save's own, never twice at once. An error that it raises is an error of this rank: the save
@@ -226,6 +234,7 @@ def save(
         per_rank=per_rank,
         check_replicas=check_replicas,
         cast=cast,
+        spec=spec,
         progress=progress,
         options=options,
     )
@@ -238,6 +247,7 @@ def load(
     step: int | None = None,
     strict: bool = True,
     cast: Cast = None,
+    spec: Spec | None = None,
     process_group: ProcessGroup | None = None,
     collective: bool = True,
     progress: ProgressCallback | None = None,
@@ -253,6 +263,8 @@ def load(
     match. `cast` are patterns of names whose dtype may differ from the stored one (never float to
     integer).
 
+    `spec` is that of this job, as in `save`; the one that saved may have been any other.
+
     `progress` is told how far this rank is, and rank 0 logs the outcome, as in `save`.
 
     Names, shapes and dtypes are checked on all ranks before anything of any target changes. After
@@ -265,6 +277,7 @@ def load(
         step=step,
         strict=strict,
         cast=cast,
+        spec=spec,
         process_group=process_group,
         collective=collective,
         progress=progress,

@@ -44,8 +44,9 @@ def join(states: Sequence[LocalState]) -> Checkpoint:
             whole = arrays.setdefault(
                 spec.path, torch.empty(spec.shape, dtype=dtypes.to_torch(spec.dtype))
             )
-            for piece in held.pieces:
-                whole[piece.box.slices()] = held.tensor[piece.local.slices()]
+            for view in held.views:
+                for piece in view.pieces:
+                    whole[piece.box.slices()] = view.tensor[piece.local.slices()]
     documents: dict[str, dict[int, bytes]] = {}
     for state in states:
         for document in state.per_rank:
@@ -88,9 +89,10 @@ def load(
 def read(target: Target, checkpoint: Checkpoint) -> None:
     """Carry out the reads, then finish."""
     for each in target.reads:
-        for piece in each.pieces:
-            values = checkpoint.arrays[each.path][piece.box.slices()]
-            each.tensor[piece.local.slices()] = values.to(each.tensor.device, each.tensor.dtype)
+        for view in each.views:
+            for piece in view.pieces:
+                values = checkpoint.arrays[each.path][piece.box.slices()]
+                view.tensor[piece.local.slices()] = values.to(view.tensor.device, view.tensor.dtype)
     target.finish()
 
 

@@ -58,7 +58,7 @@ def test_pieces_hold_what_torch_gave_the_rank(fake_ranks, rank, shape, mesh_shap
     assert held.shape == shape
     assert held.local.data_ptr() == tensor._local_tensor.data_ptr()
     rebuilt = torch.full(held.local.shape, -1)
-    for piece in held.pieces:
+    for piece in held.views[0].pieces:
         rebuilt[piece.local.slices()] = whole[piece.box.slices()]
     assert torch.equal(rebuilt, held.local)
 
@@ -72,7 +72,7 @@ def test_ranks_are_those_of_the_process_group(fake_ranks):
 
     assert held.partition is not None
     assert held.partition.ranks == (0, 1)
-    assert held.pieces[0].box.offset == (0,)
+    assert held.views[0].pieces[0].box.offset == (0,)
 
 
 def test_b35_each_mesh_axis_gives_its_own_ranks(fake_ranks):
@@ -84,7 +84,7 @@ def test_b35_each_mesh_axis_gives_its_own_ranks(fake_ranks):
     held = [hold(tensor, Ranks.here(FOUR), "w") for tensor in (expert, dense)]
 
     assert [h.partition.ranks for h in held if h.partition] == [(1, 3), (0, 1)]
-    assert [h.pieces[0].box.offset for h in held] == [(0,), (4,)]
+    assert [h.views[0].pieces[0].box.offset for h in held] == [(0,), (4,)]
 
 
 def test_rank_outside_of_the_mesh_holds_nothing(fake_ranks):
@@ -94,7 +94,7 @@ def test_rank_outside_of_the_mesh_holds_nothing(fake_ranks):
 
     held = hold(tensor, Ranks.here(FOUR), "w")
 
-    assert (held.shape, held.pieces, held.local.numel()) == ((4,), (), 0)
+    assert (held.shape, held.views[0].pieces, held.local.numel()) == ((4,), (), 0)
 
 
 def test_mesh_outside_of_the_process_group_is_refused(fake_ranks):
@@ -159,7 +159,7 @@ def test_three_axes_over_two_dimensions(fake_ranks):
         whole, tensor = _distributed(8, rank, (9, 10), (2, 2, 2), places)
         held = hold(tensor, Ranks.here({r: r for r in range(8)}), "w")
         rebuilt = torch.full(held.local.shape, -1)
-        for piece in held.pieces:
+        for piece in held.views[0].pieces:
             rebuilt[piece.local.slices()] = whole[piece.box.slices()]
         assert torch.equal(rebuilt, held.local)
 

@@ -21,7 +21,7 @@ def test_b06_a_slice_stays_a_slice():
     big = torch.randn(10, 10, 10)
     state = describe({"a": big[3]}, group_ranks=ALONE)
     assert state.arrays[0].spec.shape == (10, 10)
-    assert state.arrays[0].tensor.data_ptr() == big[3].data_ptr()
+    assert state.arrays[0].views[0].tensor.data_ptr() == big[3].data_ptr()
 
 
 def test_b07_strides_are_kept_and_order_is_logical():
@@ -179,8 +179,8 @@ def test_parameters_and_simple_subclasses_are_their_values():
 
     state = {"p": nn.Parameter(torch.ones(2)), "s": torch.ones(3).as_subclass(Marked)}
     arrays = describe(state, group_ranks=ALONE).arrays
-    assert [type(array.tensor) for array in arrays] == [torch.Tensor, torch.Tensor]
-    assert not arrays[0].tensor.requires_grad
+    assert [type(array.views[0].tensor) for array in arrays] == [torch.Tensor, torch.Tensor]
+    assert not arrays[0].views[0].tensor.requires_grad
 
 
 def test_containers_keep_their_kind():
@@ -212,8 +212,8 @@ def test_b02_dtensor_on_one_element(fake_ranks):
         mesh = DeviceMesh("cpu", range(4))
         tensor = distribute_tensor(torch.tensor([3.5]), mesh, [Shard(0)], src_data_rank=None)
         held.append(describe({"w": tensor}, group_ranks=ranks).arrays[0])
-    assert [array.tensor.tolist() for array in held] == [[3.5], [], [], []]
-    assert [len(array.pieces) for array in held] == [1, 0, 0, 0]
+    assert [array.views[0].tensor.tolist() for array in held] == [[3.5], [], [], []]
+    assert [len(array.views[0].pieces) for array in held] == [1, 0, 0, 0]
     assert len({array.spec for array in held}) == 1
     assert not held[0].plain
 

@@ -212,10 +212,10 @@ def load_job_with_shifted_reads(name: str, url: str, reference: str) -> list[str
     """The same with a fault: the planner takes values from one row further in each chunk."""
     sound = requests.plan_reads
 
-    def shifted(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
+    def shifted(views: Sequence[Sequence[Piece]], grid: Grid) -> tuple[ObjectRead, ...]:
         return tuple(
             replace(read, chunks=tuple(map(_one_row_on, read.chunks)))
-            for read in sound(pieces, grid)
+            for read in sound(views, grid)
         )
 
     with pytest.MonkeyPatch.context() as patch:
@@ -225,11 +225,11 @@ def load_job_with_shifted_reads(name: str, url: str, reference: str) -> list[str
 
 def _one_row_on(chunk: ChunkRead) -> ChunkRead:
     copies = []
-    for inside, local in chunk.copies:
+    for view, inside, local in chunk.copies:
         offset, shape = inside.offset, inside.shape
         if shape and offset[0] + shape[0] < chunk.chunk.shape[0]:
             offset = (offset[0] + 1, *offset[1:])
         elif shape and offset[0] > 0:
             offset = (offset[0] - 1, *offset[1:])
-        copies.append((Box(offset, shape), local))
+        copies.append((view, Box(offset, shape), local))
     return replace(chunk, copies=tuple(copies))

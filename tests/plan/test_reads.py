@@ -35,12 +35,13 @@ def test_the_chunks_that_touch_are_read_once_and_fill_the_pieces(case) -> None:
         wanted[piece.box.slices()] = True
     filled = np.zeros(grid.shape, bool)
     found = []
-    for read in plan_reads(pieces, grid):
+    for read in plan_reads([pieces], grid):
         stored = grid.chunks(read.index)
         for chunk in read.chunks:
             assert stored[chunk.number] == chunk.chunk
             found.append((read.index, chunk.number))
-            for source, target in chunk.copies:
+            for view, source, target in chunk.copies:
+                assert view == 0
                 assert source.shifted(chunk.chunk.offset) == target
                 filled[target.slices()] = True
     np.testing.assert_array_equal(filled, wanted)
@@ -55,11 +56,11 @@ def test_the_chunks_that_touch_are_read_once_and_fill_the_pieces(case) -> None:
 def test_a_piece_over_two_chunks_is_copied_in_two_parts() -> None:
     grid = Grid((4, 6), (2, 3), (2, 6), sharded=True)
     piece = Piece(Box((1, 2), (1, 3)), Box((0, 0), (1, 3)))
-    (read,) = plan_reads([piece], grid)
+    (read,) = plan_reads([[piece]], grid)
     assert read.index == (0, 0)
     assert [(c.number, c.chunk, c.copies) for c in read.chunks] == [
-        (0, Box((0, 0), (2, 3)), ((Box((1, 2), (1, 1)), Box((0, 0), (1, 1))),)),
-        (1, Box((0, 3), (2, 3)), ((Box((1, 0), (1, 2)), Box((0, 1), (1, 2))),)),
+        (0, Box((0, 0), (2, 3)), ((0, Box((1, 2), (1, 1)), Box((0, 0), (1, 1))),)),
+        (1, Box((0, 3), (2, 3)), ((0, Box((1, 0), (1, 2)), Box((0, 1), (1, 2))),)),
     ]
 
 
@@ -67,5 +68,5 @@ def test_numbers_count_stored_chunks_only() -> None:
     """The second object of a row has one column of chunks inside the array instead of two."""
     grid = Grid((4, 6), (2, 2), (4, 4), sharded=True)
     corner = Box((2, 4), (2, 2))
-    (read,) = plan_reads([Piece(corner, corner)], grid)
+    (read,) = plan_reads([[Piece(corner, corner)]], grid)
     assert (read.index, read.chunks[0].number) == ((0, 1), 1)

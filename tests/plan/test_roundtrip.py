@@ -148,7 +148,7 @@ def load(saved: Save, array: int, grid: Grid, target: Partition) -> dict[int, np
     for rank, pieces in fragments(target, grid.shape).items():
         loaded[rank] = np.full(local_shape(target, grid.shape, rank), -1, np.int64)
         seen = set()
-        for read in plan_reads(pieces, grid):
+        for read in plan_reads([pieces], grid):
             stored = saved.objects[array, read.index]
             origin = grid.object_box(read.index).offset
             numbers = [chunk.number for chunk in read.chunks]

@@ -14,6 +14,7 @@ from ucpstore.describe.target import (
     refuse_unexpected,
     settle_unexpected,
 )
+from ucpstore.describe.tensors import View
 
 __all__ = [
     "ArrayInfo",
@@ -23,6 +24,7 @@ __all__ = [
     "PerRankDocument",
     "Read",
     "Target",
+    "View",
     "check_state",
     "describe",
     "match",

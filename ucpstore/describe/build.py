@@ -16,7 +16,7 @@ from ucpstore.describe.numpys import to_numpy
 from ucpstore.describe.perrank import coordinate
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads import Reads
-from ucpstore.describe.tensors import whole
+from ucpstore.describe.tensors import View, whole
 from ucpstore.errors import CorruptError, StateError
 from ucpstore.format.per_rank import alone_path, from_row, packed_path
 from ucpstore.geometry import Box, Piece
@@ -80,12 +80,13 @@ def document(reads: Reads, node: Node, own: PerRank[object], place: Place) -> Th
     if alone in reads.arrays:
         shape = reads.info(alone).shape
         buffer = torch.empty(shape, dtype=torch.uint8)
-        reads.raw(alone, buffer, whole(shape))
+        reads.raw(alone, View(buffer, whole(shape)))
         return lambda: decode(json.loads(buffer.numpy().tobytes()))
     packed = packed_path(path)
     length = reads.info(packed).shape[1]
     buffer = torch.empty((1, length), dtype=torch.uint8)
-    reads.raw(packed, buffer, (Piece(Box((at.index, 0), (1, length)), Box.whole((1, length))),))
+    row = Piece(Box((at.index, 0), (1, length)), Box.whole((1, length)))
+    reads.raw(packed, View(buffer, (row,)))
     return lambda: _unpacked(buffer, packed, at.index)
 
 

@@ -18,17 +18,18 @@ from torch import nn
 from ucpstore.describe.build import ABSENT, build, document
 from ucpstore.describe.kinds import only_values, what
 from ucpstore.describe.modules import Entry, entries
-from ucpstore.describe.naming import Named, inner_optimizer, modules_of
+from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
 from ucpstore.describe.objects import Stateful, is_stateful
 from ucpstore.describe.optimizer_target import OptimizerTarget
 from ucpstore.describe.perrank import as_per_rank, restore
-from ucpstore.describe.place import ROOT, Place
+from ucpstore.describe.place import ROOT, Owner, Place
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
 from ucpstore.describe.target import ArrayInfo, Cast, Differences, Target, prefix_hint
 from ucpstore.errors import MismatchError, StateError
 from ucpstore.perrank import PerRank
+from ucpstore.spec import Spec
 from ucpstore.tree.decode import decode
 from ucpstore.tree.nodes import Node, items_of, pairs_of, tag_of
 
@@ -47,23 +48,24 @@ def match(
     cast: Cast = None,
     group_ranks: Mapping[int, int],
     rank: int | None = None,
+    spec: Spec | None = None,
 ) -> Target:
     """Check a target against the tree and arrays of a step; no communication, nothing changes.
 
     `arrays` are those of at least the items that the target names. `cast` are name patterns
-    (`model.*`) of tensors whose stored dtype may differ from the target's. `group_ranks` and
-    `rank` are as in `describe`. Raises one MismatchError (UnsupportedError where nothing else is
-    wrong) that lists all differences.
+    (`model.*`) of tensors whose stored dtype may differ from the target's. `group_ranks`,
+    `rank` and `spec` are as in `describe`. Raises one MismatchError (UnsupportedError where nothing
+    else is wrong) that lists all differences.
     """
     if not isinstance(state, dict):
         raise StateError(
             f"the target must be a dict of items, but it is a {type(state).__name__}; "
             "e.g. {'model': model, 'optim': optimizer}"
         )
-    ranks = Ranks.here(group_ranks, rank)
+    ranks = Ranks.here(group_ranks, rank, spec)
     patterns = (cast,) if isinstance(cast, str) else tuple(cast or ())
     differences = Differences()
-    walk = _LoadWalk(Reads(ranks, arrays, patterns, differences), modules_of(state), tree)
+    walk = _LoadWalk(Reads(ranks, arrays, patterns, differences), modules_of(state, ranks), tree)
     items, skipped = walk.items(state)
     check_schedulers(walk.optimizers, walk.objects, differences)
     walk.reads.refuse_overlaps()
@@ -213,20 +215,21 @@ class _LoadWalk:
                 f"{place.shown}: the target is a module, but {what(node)} was saved"
             )
         saved = _children(node)
-        found = {entry.name: entry for entry in entries(module, place.shown)}
+        found = keys_of(entries(module, place.shown), place, self.reads.ranks)
         self._names(dict.fromkeys(found), saved, place)
         for name, entry in found.items():
             if name in saved:
                 inside = place.child(name, found)
                 if entry.tensor is not None:
-                    self.reads.tensor(entry.tensor, saved[name], inside)
+                    own = Owner(entry.tensor, name, place.full(entry.name), is_state=False)
+                    self.reads.tensor(entry.tensor, saved[name], inside, own)
                 else:
-                    self.differences.attempt(self._extra, entry, saved, inside)
+                    self.differences.attempt(self._extra, entry, saved[name], inside)
 
-    def _extra(self, entry: Entry, saved: Mapping[object, Node], place: Place) -> None:
+    def _extra(self, entry: Entry, saved: Node, place: Place) -> None:
         assert entry.extra_of is not None
         owner = entry.extra_of
-        thunk = build(self.reads, saved[entry.name], place, owner.get_extra_state())
+        thunk = build(self.reads, saved, place, owner.get_extra_state())
         self.restores.append((place, lambda: owner.set_extra_state(thunk())))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, node: Node, place: Place) -> None:

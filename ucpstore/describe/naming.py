@@ -8,19 +8,29 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ucpstore.describe.modules import parameter_names
+from ucpstore.describe.modules import Entry, parameter_names
 from ucpstore.describe.place import ROOT, Place, is_plain
+from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.perrank import PerRank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
-    """A module of the state, its keys in the state, and the names of its parameters."""
+    """A module of the state, its keys in the state, and the names of its parameters.
+
+    `names` are those under which they are stored, `own` the module's own ones.
+    """
 
     keys: tuple[object, ...]
     shown: str
     names: Mapping[nn.Parameter, str]
+    own: Mapping[nn.Parameter, str]
+
+    def full_name(self, parameter: torch.Tensor) -> str:
+        """The name by which a specification knows the parameter."""
+        own = self.own[parameter]  # type: ignore[index]
+        return f"{self.shown}.{own}" if self.shown else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +45,39 @@ class Name:
         return f"{self.prefix}.{self.fqn}" if self.prefix else self.fqn
 
 
-def modules_of(state: object) -> tuple[Named, ...]:
+def modules_of(state: object, ranks: Ranks) -> tuple[Named, ...]:
     """Every module in a state's dicts, lists and tuples, in order."""
-    return tuple(_find(state, (), ROOT))
+    return tuple(_find(state, (), ROOT, ranks))
 
 
-def _find(value: object, keys: tuple[object, ...], place: Place) -> Iterator[Named]:
+def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -> Iterator[Named]:
     if isinstance(value, nn.Module):
-        yield Named(keys, place.shown, parameter_names(value, place.shown))
+        own = parameter_names(value, place.shown)
+        names = {each: place.inside(ranks.stored(place.full(own[each]))) for each in own}
+        yield Named(keys, place.shown, names, own)
     elif is_plain(value):
         return
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _find(item, (*keys, key), place.child(key, value))
+            yield from _find(item, (*keys, key), place.child(key, value), ranks)
     elif type(value) in (list, tuple):
         assert isinstance(value, (list, tuple))
         for at, item in enumerate(value):
-            yield from _find(item, (*keys, at), place.child(at, ()))
+            yield from _find(item, (*keys, at), place.child(at, ()), ranks)
+
+
+def keys_of(found: Sequence[Entry], place: Place, ranks: Ranks) -> dict[str, Entry]:
+    """The entries of the module at `place` by their keys in the tree, which rules may rename."""
+    keys: dict[str, Entry] = {}
+    for entry in found:
+        key = place.inside(ranks.key(place.full(entry.name)))
+        if key in keys:
+            raise StateError(
+                f"{place.full(entry.name)} and {place.full(keys[key].name)}: rules give both the "
+                f"name {place.full(key)}; give each a name of its own"
+            )
+        keys[key] = entry
+    return keys
 
 
 def names_of(

@@ -16,7 +16,7 @@ from ucpstore.describe.build import ABSENT, Thunk, build
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.naming import Name, Named, names_of
 from ucpstore.describe.optimizers import FROZEN, IDENTITY
-from ucpstore.describe.place import Place
+from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads import Reads
 from ucpstore.errors import MismatchError
 from ucpstore.tree.decode import decode
@@ -28,8 +28,7 @@ from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
 class _Member:
     """A parameter of a group. `step_moves`: the loaded group wants its `step` on another device."""
 
-    parameter: torch.Tensor
-    name: str
+    owner: Owner
     steps_on_device: bool
     step_moves: bool
 
@@ -85,7 +84,9 @@ class OptimizerTarget:
             before, after = _steps_on_device(group), _steps_on_device({**group, **values})
             for parameter in group["params"]:
                 if self._names[parameter] in group_of:
-                    member = _Member(parameter, str(names[parameter]), after, before != after)
+                    name = names[parameter]
+                    owner = Owner(parameter, str(name), name.module.full_name(parameter))
+                    member = _Member(owner, after, before != after)
                     self._match_states(member)
         for key, node in saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
@@ -192,7 +193,7 @@ class OptimizerTarget:
             )
 
     def _match_states(self, member: _Member) -> None:
-        parameter, name = member.parameter, member.name
+        parameter, name = member.owner.parameter, member.owner.name
         states = dict(self.saved.states.get(self._names[parameter], {}))
         frozen = states.pop(FROZEN, None) is False
         if frozen and not states and parameter.requires_grad and self._has_states():
@@ -221,7 +222,7 @@ class OptimizerTarget:
         now: object,
     ) -> None:
         """Add how to get one state of one parameter to `thunks`."""
-        parameter = member.parameter
+        parameter = member.owner.parameter
         path = array_path(node)
         if path is None and not is_scalar(node):
             if isinstance(now, torch.Tensor):
@@ -233,7 +234,9 @@ class OptimizerTarget:
         if key == "step" and member.step_moves and isinstance(now, torch.Tensor):
             now = None
         if isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
-            self.reads.tensor(now, node, place)
+            self.reads.tensor(
+                now, node, place, member.owner if now.shape == parameter.shape else None
+            )
             thunks[key] = lambda: now
             return
         if now is not None and not isinstance(now, torch.Tensor):
@@ -243,9 +246,13 @@ class OptimizerTarget:
         if path is None:
             thunks[key] = _scalar(key, saved_scalar(node), parameter, member.steps_on_device)
             return
-        alike = self.reads.info(path).shape == tuple(parameter.shape)
+        alike = self.reads.info(path).shape == self.reads.stored_shape(member.owner)
         made = self.reads.fresh(
-            node, place, like_tensor=parameter if alike else None, device=parameter.device
+            node,
+            place,
+            like_tensor=parameter if alike else None,
+            device=parameter.device,
+            owner=member.owner if alike else None,
         )
         thunks[key] = lambda: made
 

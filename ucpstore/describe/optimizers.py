@@ -60,7 +60,7 @@ def optimizer_node(
 def _states(
     state: Mapping[str, object], parameter: torch.Tensor, name: Name, place: Place, walk: Walk
 ) -> dict[str, Node]:
-    owner = Owner(parameter, str(name))
+    owner = Owner(parameter, str(name), name.module.full_name(parameter))
     stored = {}
     for key, value in state.items():
         if not isinstance(key, str):

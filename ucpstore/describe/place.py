@@ -31,6 +31,20 @@ class Place:
         """What ties and selections go by: the item's segment, empty for all top-level leaves."""
         return self.path.partition("/")[0] if self.depth > 1 else ""
 
+    def full(self, name: str) -> str:
+        """The full name of what has the name `name` below this place."""
+        return f"{self.shown}.{name}" if self.depth else name
+
+    def inside(self, full_name: str) -> str:
+        """The name below this place; StateError where a rule puts the full name elsewhere."""
+        start = self.full("")
+        if not full_name.startswith(start):
+            raise StateError(
+                f"a rule gives a tensor of {self.shown} the name {full_name!r}; full names of what "
+                f"lies there must begin with {start!r}"
+            )
+        return full_name[len(start) :]
+
     def child(self, key: object, siblings: Collection[object]) -> Place:
         """The place of one element; `siblings` are all keys of the container."""
         text = str(key)
@@ -50,10 +64,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Owner:
-    """The parameter that an optimizer's state belongs to, and its name in the optimizer."""
+    """The parameter that a value belongs to.
+
+    `name` is the one in the optimizer; `full_name` the one that the parameter's module gives it, by
+    which a specification knows it. `is_state` tells a state of the optimizer from the parameter.
+    """
 
     parameter: torch.Tensor
     name: str
+    full_name: str
+    is_state: bool = True
 
 
 ROOT = Place()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ucpstore.errors import StateError
+from ucpstore.spec import Spec
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,11 +27,13 @@ class Mesh:
 class Ranks:
     """The process group of a call, as one of its members sees it.
 
-    `of_global` maps each global rank of the group to its rank in the group.
+    `of_global` maps each global rank of the group to its rank in the group. `spec` says how plain
+    tensors lie over the ranks; None: each rank that has one holds all of it.
     """
 
     rank: int
     of_global: Mapping[int, int]
+    spec: Spec | None = None
     _meshes: dict[int, tuple[DeviceMesh, Mesh]] = field(default_factory=dict, repr=False)
     """By identity; torch builds the tensor of a mesh's ranks anew on each look."""
     cuts: dict[tuple[object, ...], object] = field(default_factory=dict, repr=False)
@@ -58,22 +61,34 @@ class Ranks:
             tuple(self.of_global[rank] for rank in members),
         )
 
+    def key(self, name: str) -> str:
+        """The full name in the tree of what this rank has under the full name `name`."""
+        return name if self.spec is None else self.spec.key(name, self.rank)
+
+    def stored(self, name: str) -> str:
+        """The full name of its array, that of another tensor where it is tied to one."""
+        return name if self.spec is None else self.spec.stored(name, self.rank)
+
     @property
     def count(self) -> int:
         """Number of ranks in the process group."""
         return len(self.of_global)
 
     @staticmethod
-    def here(of_global: Mapping[int, int], rank: int | None = None) -> Ranks:
+    def here(
+        of_global: Mapping[int, int], rank: int | None = None, spec: Spec | None = None
+    ) -> Ranks:
         """This process's place; `rank` is asked for only where torch.distributed cannot tell."""
+        if spec is not None:
+            spec = spec.in_group(of_global)
         if rank is not None:
-            return Ranks(rank, of_global)
+            return Ranks(rank, of_global, spec)
         if len(of_global) == 1:
-            return Ranks(next(iter(of_global.values())), of_global)
+            return Ranks(next(iter(of_global.values())), of_global, spec)
         if dist.is_available() and dist.is_initialized():
             own = dist.get_rank()
             if own in of_global:
-                return Ranks(of_global[own], of_global)
+                return Ranks(of_global[own], of_global, spec)
             raise StateError(
                 f"this process has global rank {own}, which is not in the process group of the "
                 f"call (global ranks {sorted(of_global)}); call from its members only"

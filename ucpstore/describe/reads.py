@@ -13,11 +13,13 @@ from ucpstore import dtypes
 from ucpstore.describe.dtensor import like
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.numpys import Array, writable
-from ucpstore.describe.place import Place
+from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.target import ArrayInfo, Arrays, Differences, Read, dtype_problem
 from ucpstore.describe.tensors import (
+    Held,
     Memory,
+    View,
     dtype_name,
     hold,
     memory_of,
@@ -26,7 +28,7 @@ from ucpstore.describe.tensors import (
     share_elements,
 )
 from ucpstore.errors import CorruptError, MismatchError, UnsupportedError
-from ucpstore.geometry import Piece
+from ucpstore.geometry import Index
 from ucpstore.tree.nodes import Node
 
 
@@ -52,9 +54,14 @@ class Reads:
     values: list[Callable[[], None]] = field(default_factory=list)
     _claimed: dict[Memory, _Claim] = field(default_factory=dict)
 
-    def tensor(self, target: torch.Tensor, node: Node, place: Place) -> None:
-        """Fill a tensor of the state in place."""
-        self.differences.attempt(self._tensor, target, node, place)
+    def tensor(
+        self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None = None
+    ) -> None:
+        """Fill a tensor of the state in place.
+
+        `owner` is what a specification goes by instead of the place.
+        """
+        self.differences.attempt(self._tensor, target, node, place, owner)
 
     def is_claimed(self, target: torch.Tensor) -> bool:
         """Whether something else is read into the same memory."""
@@ -72,6 +79,7 @@ class Reads:
         *,
         like_tensor: torch.Tensor | None = None,
         device: torch.device | str = "cpu",
+        owner: Owner | None = None,
     ) -> torch.Tensor:
         """New memory for a stored array, in the layout of `like_tensor`.
 
@@ -90,13 +98,14 @@ class Reads:
             made = torch.empty_like(like_tensor.detach(), dtype=dtype)
         else:
             made = torch.empty(info.shape, dtype=dtype, device=device)
-        self.tensor(made, node, place)
+        self.tensor(made, node, place, owner)
         return made
 
-    def raw(self, path: str, local: torch.Tensor, pieces: tuple[Piece, ...]) -> None:
+    def raw(self, path: str, *views: View) -> None:
         """Read without any check."""
-        if pieces:
-            self.found.append(Read(path, local, pieces, self.info(path).dtype))
+        filled = tuple(view for view in views if view.pieces)
+        if filled:
+            self.found.append(Read(path, filled, self.info(path).dtype))
 
     def info(self, path: str | None) -> ArrayInfo:
         """Shape and dtype of a stored array that the tree names."""
@@ -105,16 +114,22 @@ class Reads:
             raise CorruptError(f"{path}: the tree names an array that the metadata does not have")
         return info
 
+    def stored_shape(self, owner: Owner) -> Index:
+        """The shape of a parameter's array."""
+        return hold(owner.parameter, self.ranks, owner.full_name).shape
+
     def checked_dtype(self, stored: str, wanted: torch.dtype, place: Place) -> None:
         """Raise MismatchError unless values of `stored` may be put into a target of `wanted`."""
         problem = dtype_problem(place.shown, stored, dtype_name(wanted, place.shown), self.cast)
         if problem:
             raise MismatchError(problem)
 
-    def _tensor(self, target: torch.Tensor, node: Node, place: Place) -> None:
+    def _tensor(
+        self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None = None
+    ) -> None:
         path = array_path(node)
         if path is not None:
-            self._array(target, path, place)
+            self._array(target, path, place, owner)
         elif is_scalar(node):
             self._scalar(target, node, place)
         else:
@@ -122,17 +137,20 @@ class Reads:
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
 
-    def _array(self, target: torch.Tensor, path: str, place: Place) -> None:
+    def _array(self, target: torch.Tensor, path: str, place: Place, owner: Owner | None) -> None:
         info = self.info(path)
         if target.is_conj() or target.is_neg():
             raise UnsupportedError(
                 f"{place.shown}: a view with a pending conjugation or negation cannot be loaded "
                 "into; use a tensor of its own"
             )
-        held = hold(target, self.ranks, place.shown)
+        held = hold(target, self.ranks, place.shown, owner.full_name if owner else None)
         if held.shape != info.shape:
+            own = tuple(held.local.shape)
+            by_rule = f" by its rule, {own} on this rank" if own != held.shape else ""
             raise MismatchError(
                 f"{place.shown}: stored with shape {info.shape}, the target has shape {held.shape}"
+                f"{by_rule if held.partition and not isinstance(target, DTensor) else ''}"
             )
         self.checked_dtype(info.dtype, held.local.dtype, place)
         if overlaps_itself(held.local):
@@ -144,13 +162,22 @@ class Reads:
         claim = _Claim(path, place, target, held.local)
         known = claim if memory is None else self._claimed.setdefault(memory, claim)
         if known is claim:
-            self.raw(path, held.local, held.pieces)
+            self._fill(held, path, is_state=owner is not None and owner.is_state)
         elif known.path != path:
-            self._tied(held.local, held.pieces, claim, known)
+            self._tied(held, claim, known)
 
-    def _tied(
-        self, local: torch.Tensor, pieces: tuple[Piece, ...], claim: _Claim, known: _Claim
-    ) -> None:
+    def _fill(self, held: Held, path: str, *, is_state: bool) -> None:
+        partition, local, views = held.partition, held.local, held.views
+        if partition is not None and partition.padded:
+            self.values.append(lambda: _clear_padding(local, held.views))
+        # A scaled tensor is added up from all ranks, each of which has its whole gradient.
+        if held.scale != 1 and not is_state:
+            whole = torch.empty_like(local)
+            views = tuple(View(whole, view.pieces) for view in views)
+            self.values.append(lambda: _fill(local, whole / held.scale))
+        self.raw(path, *views)
+
+    def _tied(self, held: Held, claim: _Claim, known: _Claim) -> None:
         """Two stored arrays for the same memory: refused, or over items compared once read.
 
         Ties do not reach over items in a checkpoint, so that items can be loaded one by one.
@@ -160,11 +187,12 @@ class Reads:
             raise MismatchError(
                 f"{both} two tensors in the checkpoint; untie them in the target, or load only one"
             )
-        again = torch.empty_like(local)
-        self.raw(claim.path, again, pieces)
+        again = [View(torch.empty_like(view.tensor), view.pieces) for view in held.views]
+        self.raw(claim.path, *again)
 
         def compare() -> None:
-            if not _same_bits(again, local):
+            pairs = zip(again, held.views, strict=True)
+            if not all(_same_bits(one.tensor, other.tensor) for one, other in pairs):
                 raise MismatchError(
                     f"{both} the checkpoint has different values for them; untie them in the "
                     "target, or load only one. The target is undefined now"
@@ -209,6 +237,15 @@ class Reads:
         local = plain(target, place.shown)
         self.checked_dtype(dtypes.to_name(saved.dtype), local.dtype, place)
         self.values.append(lambda: _fill(local, saved))
+
+
+def _clear_padding(local: torch.Tensor, views: Sequence[View]) -> None:
+    """Zeros behind what is real; padding lies at the end of each dimension."""
+    ends = [piece.local.stop for view in views for piece in view.pieces]
+    with torch.no_grad():
+        for dim, extent in enumerate(local.shape):
+            real = max((end[dim] for end in ends), default=0)
+            local.narrow(dim, real, extent - real).zero_()
 
 
 def _fill(local: torch.Tensor, saved: torch.Tensor) -> None:

@@ -17,19 +17,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.modules import EXTRA_STATE, entries
-from ucpstore.describe.naming import Named, inner_optimizer, modules_of
+from ucpstore.describe.kinds import array_path
+from ucpstore.describe.modules import EXTRA_STATE, Entry, entries
+from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
 from ucpstore.describe.numpys import from_numpy
 from ucpstore.describe.objects import is_stateful
 from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import check_kind, hold, memory_of, plain
+from ucpstore.describe.tensors import View, check_kind, hold, memory_of, plain
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.format.documents import canonical
-from ucpstore.geometry import ArraySpec, Piece
+from ucpstore.geometry import ArraySpec
 from ucpstore.perrank import PerRank
+from ucpstore.spec import Spec
 from ucpstore.tree.encode import encode, encode_value
 from ucpstore.tree.nodes import Node
 
@@ -40,15 +42,13 @@ _MAPPING_TAGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered_dict"}
 class LocalArray:
     """One array and what this rank holds of it.
 
-    `tensor` is plain and detached, of any device and strides, and shares memory with the state. Its
-    dtype is another than that of `spec` where values are converted on their way into the store.
-    `pieces` pair boxes of the array with boxes of `tensor`. `plain` says that it is no DTensor, so
-    that every rank describing it is taken to hold the same values.
+    The dtype of the views is another than that of `spec` where values are converted on their way
+    into the store. `plain` says that it is no DTensor, so that ranks that hold the same boxes are
+    not known to hold the same values.
     """
 
     spec: ArraySpec
-    tensor: torch.Tensor
-    pieces: tuple[Piece, ...]
+    views: tuple[View, ...]
     plain: bool
 
 
@@ -79,6 +79,7 @@ def describe(
     codec_of: Callable[[str], str | None] = lambda name: None,
     group_ranks: Mapping[int, int],
     rank: int | None = None,
+    spec: Spec | None = None,
 ) -> LocalState:
     """Describe a state; no communication, and nothing in it changes.
 
@@ -86,15 +87,15 @@ def describe(
     that differ by rank, `cast` pairs of such a pattern and the Zarr name of the dtype in which
     arrays of these names are stored (the first that matches counts). 0-d tensors that lie in the
     tree keep theirs: a `step` of 1001 would be 1000 in bfloat16. `codec_of` gives the compressor
-    of the array of a name. `group_ranks` maps global ranks to ranks of the process
-    group, `rank` is this process's rank in it (needed only where torch.distributed is not
-    initialised). Raises StateError or UnsupportedError, naming the path, for whatever cannot be
-    stored.
+    of the array of a name. `group_ranks` maps global ranks to ranks of the process group, `rank` is
+    this process's rank in it (needed only where torch.distributed is not initialised). `spec` says
+    how plain tensors lie over the ranks. Raises StateError or UnsupportedError, naming the path,
+    for whatever cannot be stored.
     """
     state = check_state(state)
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
-    ranks = Ranks.here(group_ranks, rank)
-    walk = _SaveWalk(ranks, patterns, tuple(cast), codec_of, modules_of(dict(state)))
+    ranks = Ranks.here(group_ranks, rank, spec)
+    walk = _SaveWalk(ranks, patterns, tuple(cast), codec_of, modules_of(dict(state), ranks))
     tree = walk.value(dict(state), ROOT)
     return LocalState(
         tree,
@@ -180,18 +181,26 @@ class _SaveWalk:
         return {"per_rank": {"path": place.path, "axis": at.axis, "count": at.count}}
 
     def _module(self, module: nn.Module, place: Place) -> Node:
-        found = entries(module, place.shown)
-        names = {entry.name for entry in found}
+        found = keys_of(entries(module, place.shown), place, self.ranks)
         pairs: list[Node] = []
-        for entry in found:
-            inside = place.child(entry.name, names)
+        for key, entry in found.items():
+            inside = place.child(key, found)
             if entry.tensor is not None:
-                node = self._array(entry.tensor, inside, identity=("identity", id(entry.tensor)))
+                node = self._entry(entry, entry.tensor, inside, place)
             else:
                 assert entry.extra_of is not None
                 node = self.value(entry.extra_of.get_extra_state(), inside)
-            pairs.append([entry.name, node])
+            pairs.append([key, node])
         return {"dict": pairs}
+
+    def _entry(self, entry: Entry, tensor: torch.Tensor, inside: Place, module: Place) -> Node:
+        full_name = module.full(entry.name)
+        stored = self.ranks.stored(full_name)
+        tied = stored != self.ranks.key(full_name)
+        at = module.child(module.inside(stored), ()) if tied else inside
+        identity = ("identity", id(tensor))
+        node = self._array(tensor, at, identity=identity, full_name=full_name)
+        return {"link": at.path} if tied and array_path(node) == at.path else node
 
     def _module_dict(self, values: Mapping[object, object], place: Place) -> Node:
         """What `module.state_dict()` returned: the same node as that of the module."""
@@ -216,10 +225,11 @@ class _SaveWalk:
     def _state_array(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
         if owner is None:
             return self._array(tensor, place)
-        names = None
-        if tensor.shape == owner.parameter.shape:
-            names = dimension_names(owner.name, tensor.dim())
-        return self._array(tensor, place, names=names, tie=False)
+        if tensor.shape != owner.parameter.shape:
+            return self._array(tensor, place, tie=False)
+        names = dimension_names(owner.name, tensor.dim())
+        full_name = owner.full_name
+        return self._array(tensor, place, names=names, tie=False, full_name=full_name, state=True)
 
     def _array(
         self,
@@ -229,8 +239,10 @@ class _SaveWalk:
         names: tuple[str, ...] | None = None,
         identity: object | None = None,
         tie: bool = True,
+        full_name: str | None = None,
+        state: bool = False,
     ) -> Node:
-        held = hold(tensor, self.ranks, place.shown)
+        held = hold(tensor, self.ranks, place.shown, full_name)
         self.kept.append(tensor)
         if tie:
             keys = [(place.item, key) for key in (identity, memory_of(tensor)) if key is not None]
@@ -245,7 +257,11 @@ class _SaveWalk:
         spec = ArraySpec(place.path, held.shape, dtype, names, held.partition, codec)
         if place.path in self.arrays:
             raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
-        self.arrays[place.path] = LocalArray(spec, held.local, held.pieces, held.partition is None)
+        views = held.views
+        # A scaled tensor is added up from all ranks, each of which has its whole gradient.
+        if held.scale != 1 and not state:
+            views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
+        self.arrays[place.path] = LocalArray(spec, views, not isinstance(tensor, DTensor))
         return {"array": place.path}
 
     def _stored_dtype(self, dtype: str, place: Place) -> str:

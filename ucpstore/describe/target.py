@@ -8,11 +8,10 @@ from fnmatch import fnmatchcase
 from posixpath import commonprefix
 from typing import ParamSpec
 
-import torch
-
 from ucpstore import dtypes
+from ucpstore.describe.tensors import View
 from ucpstore.errors import MismatchError, StateError, UnsupportedError
-from ucpstore.geometry import Index, Piece
+from ucpstore.geometry import Index
 
 Cast = str | Sequence[str] | None
 """Name patterns (as in fnmatch, over names joined with dots) of tensors that may be converted."""
@@ -32,16 +31,20 @@ _P = ParamSpec("_P")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Fill the boxes of `tensor` with those of the stored array at `path`.
+    """Fill the boxes of the views with those of the stored array at `path`.
 
-    `tensor` is plain and detached, of any device and strides, and not necessarily of the stored
-    `dtype`: values are converted as `torch.Tensor.to` does.
+    Tensors are not necessarily of the stored `dtype`: values are converted as `torch.Tensor.to`
+    does.
     """
 
     path: str
-    tensor: torch.Tensor
-    pieces: tuple[Piece, ...]
+    views: tuple[View, ...]
     dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements to fill."""
+        return sum(piece.box.size for view in self.views for piece in view.pieces)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from ucpstore import dtypes
 from ucpstore.describe.dtensor import cut_of, local_of
 from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import UnsupportedError
-from ucpstore.geometry import Box, Index, Partition, Piece
+from ucpstore.geometry import Box, Index, Partition, Piece, fragments
 
 _LAZY: tuple[type, ...] = (
     torch.nn.parameter.UninitializedParameter,
@@ -26,35 +26,58 @@ Memory = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """Memory of this rank and what of an array lies in it.
+
+    `tensor` is plain and detached, of any device and strides, and shares memory with the state.
+    `pieces` pair boxes of the array with boxes of `tensor`.
+    """
+
+    tensor: torch.Tensor
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """One tensor of the state and what this rank holds of it.
 
     `local` is a plain torch.Tensor, detached, of any device and strides, that shares memory with
-    the tensor of the state. `pieces` pair boxes of the global `shape` with boxes of `local`.
-    `partition` is None for a plain tensor, which every rank that has it holds whole.
+    the tensor of the state. `views` show it, or parts of it, as boxes of the global `shape`.
+    `partition` is None for a plain tensor, which every rank that has it holds whole. `scale` is by
+    what values are multiplied on their way into the store.
     """
 
     local: torch.Tensor
     shape: Index
     dtype: str
     partition: Partition | None
-    pieces: tuple[Piece, ...]
+    views: tuple[View, ...]
+    scale: int = 1
 
 
-def hold(tensor: torch.Tensor, ranks: Ranks, where: str) -> Held:
+def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None) -> Held:
     """What this rank holds of `tensor`; UnsupportedError, naming `where`, if it cannot be stored.
 
-    Views with a pending conjugation or negation are resolved, which copies them.
+    `name` is the full name by which a specification knows it, `where` if None. Views with a
+    pending conjugation or negation are resolved, which copies them.
     """
     tensor = _waited(tensor)
     if isinstance(tensor, DTensor):
+        if ranks.spec is not None:
+            ranks.spec.check_dtensor(name or where)
         cut = cut_of(tensor, ranks, where)
         local = plain(_waited(local_of(tensor, cut, ranks, where)), where)
-        shape, partition, pieces = tuple(tensor.shape), cut.partition, cut.pieces
-    else:
-        local = plain(tensor, where)
-        shape, partition, pieces = tuple(local.shape), None, whole(tuple(local.shape))
-    return Held(local, shape, dtype_name(local.dtype, where), partition, pieces)
+        shape = tuple(tensor.shape)
+        held = (View(local, cut.pieces),)
+        return Held(local, shape, dtype_name(local.dtype, where), cut.partition, held)
+    local = plain(tensor, where)
+    dtype, shape = dtype_name(local.dtype, where), tuple(local.shape)
+    if ranks.spec is None:
+        return Held(local, shape, dtype, None, (View(local, whole(shape)),))
+    lowered = ranks.spec.lower(name or where, shape, ranks.rank)
+    pieces = fragments(lowered.partition, lowered.shape).get(ranks.rank, ())
+    held = (View(local, pieces),)
+    return Held(local, lowered.shape, dtype, lowered.partition, held, lowered.scale)
 
 
 def whole(shape: Index) -> tuple[Piece, ...]:

@@ -38,6 +38,7 @@ from ucpstore.loading.report import LoadReport
 from ucpstore.loading.requests import Request, Requests
 from ucpstore.options import Options
 from ucpstore.progress import Progress, ProgressCallback, check_progress
+from ucpstore.spec import Spec, check_spec
 from ucpstore.storage import Storage
 
 
@@ -50,6 +51,7 @@ class LoadRequest:
     strict: bool
     cast: Cast
     progress: ProgressCallback | None = None
+    spec: Spec | None = None
 
     @staticmethod
     def checked(
@@ -59,6 +61,7 @@ class LoadRequest:
         cast: Cast,
         collective: object = True,
         progress: object = None,
+        spec: object = None,
     ) -> LoadRequest:
         """Refuse arguments that are wrong by themselves, naming them."""
         state = check_state(state)
@@ -68,7 +71,12 @@ class LoadRequest:
             raise StateError(f"collective must be True or False, but it is {collective!r}")
         number = None if step is None else layout.check_step(step)
         return LoadRequest(
-            state, number, strict, check_patterns("cast", cast), check_progress(progress)
+            state,
+            number,
+            strict,
+            check_patterns("cast", cast),
+            check_progress(progress),
+            check_spec(spec),
         )
 
 
@@ -188,6 +196,7 @@ class _Load:
             cast=self.request.cast,
             group_ranks={rank: n for n, rank in enumerate(self.group.global_ranks)},
             rank=self.group.rank,
+            spec=self.request.spec,
         )
         requests = Requests()
         self.todo = [
@@ -223,11 +232,7 @@ class _Load:
     def report(self, unexpected: list[str], total_bytes_read: int) -> LoadReport:
         """The outcome on this rank."""
         self._end("agree")
-        needed = sum(
-            piece.box.size * itemsize(read.dtype)
-            for read in self.target.reads
-            for piece in read.pieces
-        )
+        needed = sum(read.elements * itemsize(read.dtype) for read in self.target.reads)
         return LoadReport(
             url=self.storage.url,
             step=self.ref.record.step,

@@ -18,12 +18,12 @@ from ucpstore.storage import Storage
 
 
 def _decoded(request: Request, found: Range, key: str, buffer: Bytes) -> Iterator[Values]:
-    """Where in the local tensor values go, and the verified values, from the bytes of a range."""
+    """Where in which view values go, and the verified values, from the bytes of a range."""
     grid, dtype, codec = request.array.grid, request.read.dtype, request.array.codec
     for part in found.parts:
         values = decode(buffer[part.start : part.stop], grid, dtype, codec, key, part.number)
-        for inside, local in part.copies:
-            yield local, values[inside]
+        for view, inside, local in part.copies:
+            yield view, local, values[inside]
 
 
 class Reader:
@@ -100,7 +100,11 @@ class Reader:
         buffer = self._pool.acquire(found.bytes + room)
         try:
             self._storage.read_into(key, found.start, buffer[: found.bytes].data)
-            write_local(read.tensor, _decoded(request, found, key, buffer), to_torch(read.dtype))
+            write_local(
+                [view.tensor for view in read.views],
+                _decoded(request, found, key, buffer),
+                to_torch(read.dtype),
+            )
         finally:
             self._pool.release(buffer)
         self._count(found.bytes)

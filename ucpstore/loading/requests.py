@@ -26,13 +26,13 @@ Selection = tuple[EllipsisType | slice, ...]
 class Part:
     """A chunk in a range: its bytes from `start` to `stop` of the range, and where values go.
 
-    Each copy selects from the chunk and in the rank's local tensor.
+    Each copy is the number of a view of the target, what it selects of the chunk, and of the view.
     """
 
     number: int
     start: int
     stop: int
-    copies: tuple[tuple[Selection, Selection], ...]
+    copies: tuple[tuple[int, Selection, Selection], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,20 @@ class Requests:
         """
         check_codec(array, read.path)
         size, packed = itemsize(read.dtype), array.codec is None
-        key = (read.pieces, array.grid, size, packed)
+        views = tuple(view.pieces for view in read.views)
+        key = (views, array.grid, size, packed)
         planned = self._known.get(key)
         if planned is None:
-            planned = self._known[key] = tuple(_plan(read.pieces, array.grid, size, packed))
+            planned = self._known[key] = tuple(_plan(views, array.grid, size, packed))
         return [Request(read, array, each) for each in planned]
 
 
-def _plan(pieces: Sequence[Piece], grid: Grid, size: int, packed: bool) -> Iterator[ObjectRequest]:
+def _plan(
+    views: Sequence[Sequence[Piece]], grid: Grid, size: int, packed: bool
+) -> Iterator[ObjectRequest]:
     slot = slot_bytes(grid, size)
     most = max(1, REQUEST_BYTES // slot)
-    for found in plan_reads(pieces, grid):
+    for found in plan_reads(views, grid):
         for run in _runs(found, most) if packed else [found.chunks]:
             extents = [chunk_extent(grid, each.number, size) for each in run]
             yield ObjectRequest(
@@ -140,7 +143,10 @@ def _range(chunks: Sequence[ChunkRead], extents: Sequence[Extent]) -> Range:
                 chunk.number,
                 extent.offset - start,
                 extent.stop - start,
-                tuple((_selection(inside), _selection(local)) for inside, local in chunk.copies),
+                tuple(
+                    (view, _selection(inside), _selection(local))
+                    for view, inside, local in chunk.copies
+                ),
             )
             for chunk, extent in zip(chunks, extents, strict=True)
         ),

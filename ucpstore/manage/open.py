@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ucpstore import catalog
 from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.catalog import StepRef
-from ucpstore.describe import Read
+from ucpstore.describe import Read, View
 from ucpstore.dtypes import to_torch
 from ucpstore.errors import CorruptError
 from ucpstore.format import layout
@@ -79,7 +79,7 @@ class StoredArray:
 
     def _target(self, tensor: torch.Tensor, box: Box) -> tuple[Read, ArrayMetadata]:
         pieces = (Piece(box, Box.whole(box.shape)),) if box.size else ()
-        return Read(self.path, tensor, pieces, self._dtype), self._stored
+        return Read(self.path, (View(tensor, pieces),), self._dtype), self._stored
 
 
 class Item(Mapping[str, StoredArray]):

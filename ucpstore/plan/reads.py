@@ -13,13 +13,13 @@ from ucpstore.geometry import Box, Grid, Index, Piece
 class ChunkRead:
     """One chunk to read: its stored position in the object and its region of the array.
 
-    `chunk` is cut at the array's edge. Each copy is a box within the chunk and the box of the
-    rank's local tensor that takes its values.
+    `chunk` is cut at the array's edge. Each copy is the number of a view of the rank's memory, a
+    box within the chunk, and the box of the view that takes its values.
     """
 
     number: int
     chunk: Box
-    copies: tuple[tuple[Box, Box], ...]
+    copies: tuple[tuple[int, Box, Box], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class ObjectRead:
     chunks: tuple[ChunkRead, ...]
 
 
-def plan_reads(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
-    """The chunks that touch `pieces`, each once, by object in row-major order."""
+def plan_reads(views: Sequence[Sequence[Piece]], grid: Grid) -> tuple[ObjectRead, ...]:
+    """The chunks that touch the pieces of `views`, each once, by object in row-major order."""
     found: dict[Index, dict[int, ChunkRead]] = {}
     steps: dict[Index, Index] = {}
-    for piece in pieces:
+    for view, piece in ((view, piece) for view, pieces in enumerate(views) for piece in pieces):
         if not piece.box.size:
             continue
         for spans in itertools.product(*_spans(piece, grid)):
@@ -43,6 +43,7 @@ def plan_reads(pieces: Sequence[Piece], grid: Grid) -> tuple[ObjectRead, ...]:
                 found[index], steps[index] = {}, _steps(grid.stored_chunks(index))
             number = sum([s.within * n for s, n in zip(spans, steps[index], strict=True)])
             copy = (
+                view,
                 Box(tuple([s.inside for s in spans]), shape := tuple([s.extent for s in spans])),
                 Box(tuple([s.local for s in spans]), shape),
             )

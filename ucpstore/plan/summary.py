@@ -75,7 +75,7 @@ def read_cost(grid: Grid, itemsize: int, partition: Partition) -> ReadCost:
     total = ReadCost()
     for pieces in fragments(partition, grid.shape).values():
         chunks = ranges = 0
-        for read in plan_reads(pieces, grid):
+        for read in plan_reads([pieces], grid):
             numbers = [chunk.number for chunk in read.chunks]
             chunks += len(numbers)
             ranges += 1 + sum(b - a > 1 for a, b in itertools.pairwise(numbers))

@@ -62,11 +62,12 @@ def _digests(arrays: Iterable[LocalArray], comparison: str, check: str | None) -
     everything = check == "always" or comparison not in _compared
     found = {}
     for array in arrays:
-        if everything or array.tensor.nbytes <= SMALL_BYTES:
-            for piece in array.pieces:
-                whole = piece.box.shape == array.spec.shape
-                place = "" if whole else f"\0{piece.box.offset}{piece.box.shape}"
-                found[array.spec.path + place] = _digest(array.tensor, piece)
+        if everything or sum(view.tensor.nbytes for view in array.views) <= SMALL_BYTES:
+            for view in array.views:
+                for piece in view.pieces:
+                    whole = piece.box.shape == array.spec.shape
+                    place = "" if whole else f"\0{piece.box.offset}{piece.box.shape}"
+                    found[array.spec.path + place] = _digest(view.tensor, piece)
     return found
 
 

@@ -12,6 +12,7 @@ from ucpstore.errors import StateError
 from ucpstore.format.layout import check_step
 from ucpstore.format.record import check_metadata
 from ucpstore.progress import ProgressCallback, check_progress
+from ucpstore.spec import Spec, check_spec
 from ucpstore.tree import Node
 
 CheckReplicas = Literal["always", "never"] | None
@@ -31,6 +32,7 @@ class SaveRequest:
     """Name patterns and names of the dtypes in which tensors are stored."""
     progress: ProgressCallback | None = None
     """This rank's own: ranks may have different ones, and some none."""
+    spec: Spec | None = None
 
     @staticmethod
     def checked(
@@ -42,6 +44,7 @@ class SaveRequest:
         check_replicas: CheckReplicas,
         cast: SaveCast = None,
         progress: object = None,
+        spec: object = None,
     ) -> SaveRequest:
         """Raise StateError, naming the argument, for what is wrong by itself."""
         state = check_state(state)
@@ -60,4 +63,5 @@ class SaveRequest:
             check_replicas,
             check_casts(cast),
             check_progress(progress),
+            check_spec(spec),
         )

@@ -179,6 +179,7 @@ class _Save:
             codec_of=lambda name: codec_for(name, self.options),
             group_ranks={rank: n for n, rank in enumerate(self.group.global_ranks)},
             rank=self.group.rank,
+            spec=request.spec,
         )
         self.state = settle_codecs(self.state, self.options)
         self.specs = specs_to_bytes([array.spec for array in self.state.arrays])

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -205,7 +206,10 @@ class _Writer:
         """What this rank holds of a region of an array, in the dtype in which it is stored."""
         array = self._plan.arrays[number].array
         local = self._local[array.path]
-        return read_parts(local.tensor, local.pieces, region, to_torch(array.dtype))
+        dtype = to_torch(array.dtype)
+        return chain.from_iterable(
+            read_parts(view.tensor, view.pieces, region, dtype) for view in local.views
+        )
 
     def _put(self, write: ObjectWrite, made: Encoder) -> None:
         data = made.finish()

@@ -1,0 +1,44 @@
+"""The specification language: how tensors that do not say so themselves lie over the ranks."""
+
+from ucpstore.spec.axes import Axes
+from ucpstore.spec.lower import Lowered
+from ucpstore.spec.parts import (
+    Padded,
+    Part,
+    Renamed,
+    Replicate,
+    Scaled,
+    Shard,
+    Tied,
+    Unique,
+    padded,
+    renamed,
+    replicate,
+    scaled,
+    shard,
+    tied,
+    unique,
+)
+from ucpstore.spec.spec import Spec, check_spec
+
+__all__ = [
+    "Axes",
+    "Lowered",
+    "Padded",
+    "Part",
+    "Renamed",
+    "Replicate",
+    "Scaled",
+    "Shard",
+    "Spec",
+    "Tied",
+    "Unique",
+    "check_spec",
+    "padded",
+    "renamed",
+    "replicate",
+    "scaled",
+    "shard",
+    "tied",
+    "unique",
+]

@@ -1,0 +1,216 @@
+"""From a rule and a rank's own tensor to the array and its partition. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ucpstore.errors import StateError
+from ucpstore.geometry import Flat, Index, Partition, Split
+from ucpstore.spec.axes import Axes
+from ucpstore.spec.parts import (
+    AxisNames,
+    Padded,
+    Part,
+    Renamed,
+    Replicate,
+    Scaled,
+    Shard,
+    Tied,
+    Unique,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """One tensor as all ranks see it.
+
+    `key` is its name in the state's tree, `name` that of the array, another one where it is `tied`
+    to a tensor of other ranks. Stored values are the own ones times `scale`.
+    """
+
+    key: str
+    name: str
+    shape: Index
+    partition: Partition
+    scale: int
+    rule: str
+
+    @property
+    def tied(self) -> bool:
+        """Whether the tensor is stored as another one."""
+        return self.key != self.name
+
+
+def lower(
+    name: str,
+    shape: Index,
+    rule: str,
+    parts: Sequence[Part],
+    axes: Axes,
+    coordinates: Mapping[str, int],
+    flat: tuple[AxisNames, Flat] | None = None,
+) -> Lowered:
+    """What the rank at `coordinates` holds, whose own tensor has `shape`.
+
+    With `flat` the tensor is a block that is cut further, flattened, over axes that no part names.
+    Raises StateError, naming the tensor, the numbers and the rule, where they do not fit.
+    """
+    where = f"{name}: rule {rule}"
+    _check_axes(where, parts, axes, flat)
+    cuts = [part for part in parts if isinstance(part, Shard)]
+    whole = list(shape)
+    splits: list[Split | Flat | None] = []
+    order: list[AxisNames] = []
+    for dim in range(len(shape)):
+        here = [cut for cut in cuts if _dim(where, cut.dim, shape) == dim]
+        whole[dim] = _extent(where, shape[dim], dim, here, axes, coordinates)
+    for cut in cuts:
+        sizes = cut.sizes
+        splits.append(Split(_dim(where, cut.dim, shape), sections=cut.sections, sizes=sizes))
+        order.append(cut.axes)
+    real = list(whole)
+    for part in parts:
+        if isinstance(part, Padded):
+            dim = _dim(where, part.dim, shape)
+            if part.size > whole[dim]:
+                raise StateError(
+                    f"{where}: padded({part.dim}, {part.size}) says that {part.size} elements are "
+                    f"real, but with its padding dimension {dim} has {whole[dim]} on all ranks "
+                    f"together ({shape[dim]} on this one); is the real size or an axis wrong?"
+                )
+            real[dim] = part.size
+    if flat is not None:
+        splits.append(flat[1])
+        order.append(flat[0])
+    fixed = {
+        axis: coordinates.get(axis, 0)
+        for part in parts
+        if isinstance(part, Unique)
+        for axis in part.axes
+    }
+    used = {axis for group in order for axis in group} | set(fixed)
+    rest = tuple(axis for axis, size in axes.sizes.items() if axis not in used and size > 1)
+    if rest or not order:
+        order.append(rest)
+        splits.append(None)
+    extents, ranks = axes.mesh(order, fixed)
+    key = key_of(name, parts, coordinates)
+    stored = next((part.name for part in parts if isinstance(part, Tied)), key)
+    return Lowered(
+        key,
+        stored,
+        tuple(real),
+        Partition(extents, ranks, tuple(splits), tuple(whole) if real != whole else ()),
+        axes.size([a for part in parts if isinstance(part, Scaled) for a in part.axes]),
+        rule,
+    )
+
+
+def key_of(name: str, parts: Sequence[Part], coordinates: Mapping[str, int]) -> str:
+    """The name in the tree: another one than its own where a part renames it."""
+    for part in parts:
+        if isinstance(part, Renamed):
+            own, name = name, part.name(name, coordinates)
+            if not isinstance(name, str) or not name:
+                raise StateError(f"{own}: the function of renamed gave {name!r}, which is no name")
+    return name
+
+
+def _check_axes(
+    where: str, parts: Sequence[Part], axes: Axes, flat: tuple[AxisNames, Flat] | None
+) -> None:
+    """Each axis does one thing to a tensor, and what it does is said where it has several ranks."""
+    seen: dict[str, str] = {}
+    named = [
+        (type(part).__name__.lower(), part.axes)
+        for part in parts
+        if isinstance(part, (Shard, Replicate, Unique, Scaled))
+    ]
+    if flat is not None:
+        named.append(("ucpstore.Flat", flat[0]))
+    for what, group in named:
+        for axis in group:
+            if axis in seen:
+                raise StateError(
+                    f"{where}: {seen[axis]} and {what} both use the axis {axis!r}; an axis does "
+                    "one thing to a tensor"
+                )
+            seen[axis] = what
+    for axis, size in axes.sizes.items():
+        if size > 1 and axis not in seen:
+            raise StateError(
+                f"{where}: it does not say what the axis {axis!r} of size {size} does; add "
+                f"replicate({axis!r}), unique({axis!r}) or shard(dim, {axis!r}) to the rule, or "
+                f"name it once for all rules, Spec(..., replicate=({axis!r},))"
+            )
+
+
+def _dim(where: str, dim: int, shape: Index) -> int:
+    if not -len(shape) <= dim < len(shape):
+        raise StateError(
+            f"{where}: it names dimension {dim}, but the tensor has shape {shape} on this rank"
+        )
+    return dim % len(shape)
+
+
+def _extent(
+    where: str,
+    own: int,
+    dim: int,
+    cuts: Sequence[Shard],
+    axes: Axes,
+    coordinates: Mapping[str, int],
+) -> int:
+    """The extent of a whole dimension, padding included, of which this rank has `own`."""
+    if not cuts:
+        return own
+    count = 1
+    for cut in cuts:
+        count *= axes.size(cut.axes)
+    exact = [cut for cut in cuts if cut.size is not None or cut.sizes or cut.sections]
+    if not exact:
+        _check_unit(where, own, dim, cuts)
+        return own * count
+    if len(cuts) > 1:
+        raise StateError(
+            f"{where}: dimension {dim} is cut {len(cuts)} times, and one of the cuts has size, "
+            "sizes or sections; give it one cut over several axes, shard(dim, ('dp', 'tp'), ...)"
+        )
+    (cut,) = cuts
+    if cut.sizes and len(cut.sizes) != count:
+        raise StateError(
+            f"{where}: sizes has {len(cut.sizes)} parts, but {'x'.join(cut.axes)} has {count}"
+        )
+    for section in cut.sections:
+        if section % (count * cut.unit):
+            raise StateError(
+                f"{where}: a section of {section} elements of dimension {dim} cannot be cut over "
+                f"{'x'.join(cut.axes)}={count} in whole units of {cut.unit}; choose a size of the "
+                "axis that divides it"
+            )
+    total = cut.size if cut.size is not None else sum(cut.sizes or cut.sections)
+    position = 0
+    for axis in cut.axes:
+        position = position * axes.size((axis,)) + coordinates.get(axis, 0)
+    if cut.sizes:
+        expected = cut.sizes[position]
+    else:
+        part = -(-total // count)
+        expected = min(part, max(total - position * part, 0))
+    if own != expected:
+        raise StateError(
+            f"{where}: of {total} elements of dimension {dim} coordinate {position} of "
+            f"{'x'.join(cut.axes)}={count} should hold {expected}, but this rank's tensor has {own}"
+        )
+    _check_unit(where, own, dim, cuts)
+    return total
+
+
+def _check_unit(where: str, own: int, dim: int, cuts: Sequence[Shard]) -> None:
+    for cut in cuts:
+        if own % cut.unit:
+            raise StateError(
+                f"{where}: {own} elements of dimension {dim} on this rank are no whole number of "
+                f"units of {cut.unit}"
+            )
