@@ -1,11 +1,15 @@
+import math
 import time
 
 import pytest
+from geometry.oracle import PADDING, oracle_blocks, oracle_ranges, partitions
+from hypothesis import assume, given, settings
 
 from ucpstore.errors import StateError
 from ucpstore.geometry import (
     ArraySpec,
     Box,
+    Flat,
     Partition,
     RankClass,
     Split,
@@ -23,10 +27,33 @@ ROWS = Partition((2,), (0, 1), (Split(0),))
 COLUMNS = Partition((2,), (0, 1), (Split(1),))
 
 
-def test_bytes_keep_everything_and_are_canonical() -> None:
-    specs = (spec(None), spec(ROWS, "b"), spec(Partition((2, 1), (3, 1), (Split(1, 4), None)), "c"))
-    assert specs_from_bytes(specs_to_bytes(specs)) == specs
-    assert specs_to_bytes(specs) == specs_to_bytes(tuple(specs))
+def described(case: tuple[Partition, tuple[int, ...]], path: str = "a") -> ArraySpec:
+    partition, shape = case
+    return ArraySpec(path, shape, "float32", tuple("xyzt"[: len(shape)]), partition)
+
+
+@settings(max_examples=200, deadline=None)
+@given(partitions(), partitions(flat=True), partitions(flat=True))
+def test_bytes_keep_everything_and_are_canonical(plain, flat, other) -> None:
+    specs = (
+        spec(None),
+        *(described(case, f"{n}") for n, case in enumerate([plain, flat, other])),
+        described(plain, "again"),
+    )
+    data = specs_to_bytes(specs)
+    assert specs_from_bytes(data) == specs
+    # made anew, so that nothing hangs on which objects are one
+    assert specs_to_bytes(specs_from_bytes(data)) == data
+
+
+def test_a_mesh_is_told_once() -> None:
+    ranks = tuple(range(1024))
+    flat = [Partition((8, 128), ranks, (Split(0), Flat(1000 * n, 777))) for n in range(100)]
+    specs = [spec(partition, f"{n}") for n, partition in enumerate(flat)]
+    data = specs_to_bytes(specs)
+    assert len(data) < 20_000
+    first, *others = specs_from_bytes(data)
+    assert all(other.partition.ranks is first.partition.ranks for other in others)
 
 
 def test_ranks_of_one_class_that_hold_a_plain_tensor_are_its_holders() -> None:
@@ -96,3 +123,96 @@ def test_a_part_of_a_rank_that_does_not_describe_the_array_is_refused(rule: Spli
     # one row over two ranks: rank 1 holds nothing
     alone = Partition((2,), (0, 1), (Split(0),))
     merge([RankClass((0,), (spec(alone, shape=(1, 4)),)), RankClass((1,), ())])
+
+
+@settings(max_examples=300, deadline=None)
+@given(partitions(flat=True))
+def test_every_element_of_flat_ranges_is_held_once_up_to_replicas(case) -> None:
+    """By the numbers of the elements in the oracle's slices: who holds which."""
+    partition, shape = case
+    ranks = tuple(sorted(partition.ranks))
+    (array,) = merge([RankClass(ranks, (described(case),))])
+    expected: dict[int, set[int]] = {n: set() for n in range(math.prod(shape))}
+    for rank, (_, values) in oracle_ranges(partition, shape).items():
+        for number in values[values != PADDING].tolist():
+            expected[number].add(rank)
+    assert all(expected.values())
+    found: dict[int, set[int]] = {}
+    for block in array.layout.blocks:
+        for number in numbers(block.box, shape):
+            assert number not in found
+            found[number] = set(block.ranks)
+    assert found == expected
+    assert array.layout.lines is not None
+
+
+def numbers(box: Box, shape: tuple[int, ...]) -> list[int]:
+    places = [0]
+    for offset, length, extent in zip(box.offset, box.shape, shape, strict=True):
+        places = [place * extent + offset + n for place in places for n in range(length)]
+    return places
+
+
+@settings(max_examples=200, deadline=None)
+@given(partitions(flat=True))
+def test_a_row_that_ends_too_early_is_refused(case) -> None:
+    partition, shape = case
+    (axis,) = [a for a, split in enumerate(partition.splits) if isinstance(split, Flat)]
+    flat = partition.splits[axis]
+    blocks = oracle_blocks(partition, shape)
+    real = max(
+        (
+            int((b.reshape(-1) != PADDING).nonzero().max())
+            for b in blocks.values()
+            if (b != PADDING).any()
+        ),
+        default=None,
+    )
+    assume(real is not None)
+    part = (flat.offset + real) // partition.axes[axis]  # the last real element is outside
+    assume(part > 0)
+    splits = (*partition.splits[:axis], Flat(flat.offset, part), *partition.splits[axis + 1 :])
+    short = Partition(partition.axes, partition.ranks, splits, partition.padded)
+    with pytest.raises(StateError, match=r"^a: nobody holds Box"):
+        merge([RankClass(tuple(sorted(partition.ranks)), (described((short, shape)),))])
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        (
+            Partition((2,), (0, 1), (Split(0, sizes=(4, 3)),)),
+            r"a: nobody holds Box\(offset=\(7, 0\), shape=\(1, 4\)\); the ranks hold 28 of the 32",
+        ),
+        (
+            Partition((2,), (0, 1), (Split(0, sections=(4, 2)),)),
+            r"a: nobody holds Box\(offset=\(6, 0\), shape=\(2, 4\)\); the ranks hold 24 of the 32",
+        ),
+        (
+            Partition((2, 2), (0, 1, 2, 3), (Split(1), Flat(3, 9))),
+            r"a: nobody holds Box\(offset=\(7, 1\), shape=\(1, 1\)\); the ranks hold 30 of the 32",
+        ),
+    ],
+)
+def test_what_does_not_add_up_is_refused_with_the_gap(partition, words) -> None:
+    with pytest.raises(StateError, match=words):
+        merge([RankClass(partition.ranks, (spec(partition),))])
+
+
+def test_flat_ranges_that_overlap_are_refused() -> None:
+    """Rank 2 joins with a row of its own, whose ranges end elsewhere."""
+    two = Partition((2,), (0, 1), (Flat(0, 16),))
+    three = Partition((2,), (2, 3), (Flat(4, 18),))
+    with pytest.raises(
+        StateError,
+        match=r"a: rank \d and rank \d hold overlapping parts that are not the same, Box.* and Box",
+    ):
+        merge([RankClass((0, 1), (spec(two),)), RankClass((2, 3), (spec(three),))])
+
+
+def test_lines_are_those_of_the_blocks() -> None:
+    partition = Partition((2, 4), tuple(range(8)), (Split(1), Flat(2, 5)))
+    (array,) = merge([RankClass(partition.ranks, (spec(partition),))])
+    assert array.layout.lines == ((0,), (0, 2))
+    (array,) = merge([RankClass(ROWS.ranks, (spec(ROWS),))])
+    assert array.layout.lines is None

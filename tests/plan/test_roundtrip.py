@@ -159,7 +159,7 @@ def load(saved: Save, array: int, grid: Grid, target: Partition) -> dict[int, np
                 assert chunk.copies, "a chunk that nothing touches"
                 seen.add((read.index, chunk.number))
                 values = stored[chunk.chunk.relative_to(origin).slices()]
-                for source, destination in chunk.copies:
+                for _, source, destination in chunk.copies:
                     loaded[rank][destination.slices()] = values[source.slices()]
     return loaded
 

@@ -6,6 +6,7 @@ Offsets and shapes are in elements, ends are exclusive. Pure arithmetic: no torc
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 Index = tuple[int, ...]
@@ -73,3 +74,29 @@ class Piece:
             return None
         local = common.relative_to(self.box.offset).shifted(self.local.offset)
         return Piece(common, local)
+
+
+def run_boxes(shape: Index, start: int, stop: int) -> Iterator[Box]:
+    """The boxes of an array that are its elements `start` to `stop` in row-major order, in order.
+
+    Each is contiguous in the flattened array. For n dimensions they are at most 2 n - 1.
+    """
+    if start >= stop:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    inner = math.prod(shape[1:])
+    (first, head), (last, tail) = divmod(start, inner), divmod(stop, inner)
+    if head:
+        end = tail if first == last else inner
+        yield from _in_row(first, run_boxes(shape[1:], head, end))
+        first += 1
+    if first < last:
+        yield Box((first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
+    if tail and first <= last:
+        yield from _in_row(last, run_boxes(shape[1:], 0, tail))
+
+
+def _in_row(row: int, boxes: Iterator[Box]) -> Iterator[Box]:
+    return (Box((row, *box.offset), (1, *box.shape)) for box in boxes)

@@ -9,12 +9,15 @@ object, so that a planner can do its work once for each.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ucpstore.errors import StateError
 from ucpstore.geometry.box import Box, Index
-from ucpstore.geometry.partition import Partition, Split, fragments
+from ucpstore.geometry.coverage import Block, prove_coverage
+from ucpstore.geometry.partition import Flat, Partition, block_starts, fragments
+from ucpstore.geometry.splits import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +37,17 @@ class ArraySpec:
     codec: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One box of a global array and the ranks that hold it, in rising order."""
-
-    box: Box
-    ranks: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """How one array is cut over the ranks: disjoint blocks that cover it. Compared by identity."""
+    """How one array is cut over the ranks: disjoint blocks that cover it. Compared by identity.
+
+    Where ranks hold ranges of flattened blocks, `lines` has for each dimension where those blocks
+    start, in rising order; else it is None, and the blocks here are the ones to follow.
+    """
 
     shape: Index
     blocks: tuple[Block, ...]
+    lines: tuple[Index, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         key = (first.shape, partitions)
         layout = layouts.get(key)
         if layout is None:
-            layout = layouts[key] = _layout(path, first.shape, sorted(partitions, key=repr))
+            layout = layouts[key] = _layout(path, first.shape, partitions)
         described = tuple((member.ranks, spec.partition) for member, spec in holders)
         if (first.shape, described) not in complete:
             _check_present(path, first.shape, described)
@@ -156,51 +156,26 @@ def _check_present(
                 )
 
 
-def _layout(path: str, shape: Index, partitions: Sequence[Partition]) -> Layout:
+def _layout(path: str, shape: Index, partitions: Collection[Partition]) -> Layout:
     holders: dict[Box, set[int]] = {}
     for partition in partitions:
         for rank, pieces in fragments(partition, shape).items():
             for piece in pieces:
                 holders.setdefault(piece.box, set()).add(rank)
-    blocks = tuple(Block(box, tuple(sorted(holders[box]))) for box in sorted(holders))
-    _prove_coverage(path, shape, blocks)
-    return Layout(shape, blocks)
-
-
-def _prove_coverage(path: str, shape: Index, blocks: Sequence[Block]) -> None:
-    whole = Box.whole(shape)
-    # Sweeping along the dimension with the most lines keeps few blocks open at a time.
-    lines = [len({block.box.offset[dim] for block in blocks}) for dim in range(len(shape))]
-    along = lines.index(max(lines)) if lines else 0
-    open_blocks: list[Block] = []
-    for block in sorted(blocks, key=lambda block: block.box.offset[along : along + 1]):
-        if not whole.contains(block.box):
-            raise StateError(
-                f"{path}: ranks {block.ranks} hold {block.box}, outside of shape {shape}"
-            )
-        if not shape:
-            continue
-        start = block.box.offset[along]
-        open_blocks = [other for other in open_blocks if other.box.stop[along] > start]
-        for other in open_blocks:
-            common = block.box.intersect(other.box)
-            if common is not None:
-                raise StateError(
-                    f"{path}: ranks {other.ranks} and ranks {block.ranks} hold overlapping parts "
-                    f"that are not the same, {other.box} and {block.box}; every element must be "
-                    "held once, up to replicas of the same part"
-                )
-        open_blocks.append(block)
-    found = sum(block.box.size for block in blocks)
-    if found != whole.size:
-        raise StateError(
-            f"{path}: the ranks hold {found} of the {whole.size} elements of shape {shape}; "
-            "the missing parts must be held by a rank of the process group"
-        )
+    # by a key, since comparing boxes themselves is slow
+    boxes = sorted(holders, key=lambda box: (box.offset, box.shape))
+    blocks = tuple(Block(box, tuple(sorted(holders[box]))) for box in boxes)
+    prove_coverage(path, shape, blocks)
+    if all(partition.flat is None for partition in partitions):
+        return Layout(shape, blocks)
+    starts = [block_starts(partition, shape) for partition in partitions]
+    lines = (sorted(set().union(*each)) for each in zip(*starts, strict=True))
+    return Layout(shape, blocks, tuple(map(tuple, lines)))
 
 
 def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
     """A compact canonical form, equal for equal descriptions, to hash and to send."""
+    meshes: dict[tuple[Index, Index], int] = {}
     partitions: dict[Partition | None, int] = {}
     rows = []
     for spec in specs:
@@ -208,31 +183,47 @@ def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
         rows.append([spec.path, spec.shape, spec.dtype, spec.dimension_names, number, spec.codec])
     table = [
         None
-        if partition is None
+        if each is None
         else [
-            partition.axes,
-            partition.ranks,
-            [None if split is None else [split.dim, split.factor] for split in partition.splits],
+            meshes.setdefault((each.axes, each.ranks), len(meshes)),
+            [_split_to_json(split) for split in each.splits],
+            each.padded,
         ]
-        for partition in partitions
+        for each in partitions
     ]
-    return json.dumps([table, rows], separators=(",", ":")).encode()
+    return json.dumps([list(meshes), table, rows], separators=(",", ":")).encode()
 
 
 def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
     """The inverse of `specs_to_bytes`."""
-    table, rows = json.loads(data)
+    meshes, table, rows = json.loads(data)
+    # Ranks that hold much in common share one tuple of them.
+    shared = [(tuple(axes), tuple(ranks)) for axes, ranks in meshes]
     partitions = [
         None
         if entry is None
-        else Partition(
-            tuple(entry[0]),
-            tuple(entry[1]),
-            tuple(None if split is None else Split(*split) for split in entry[2]),
-        )
+        else Partition(*shared[entry[0]], tuple(map(_split_from_json, entry[1])), tuple(entry[2]))
         for entry in table
     ]
     return tuple(
         ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number], codec)
         for path, shape, dtype, names, number, codec in rows
     )
+
+
+def _split_to_json(split: Split | Flat | None) -> object:
+    """The fields in order: the length tells a `Flat` from a `Split`."""
+    if split is None:
+        return None
+    if isinstance(split, Flat):
+        return [split.offset, split.part]
+    return [split.dim, split.factor, split.sections, split.sizes]
+
+
+def _split_from_json(entry: list[Any] | None) -> Split | Flat | None:
+    if entry is None:
+        return None
+    if len(entry) == 2:
+        return Flat(*entry)
+    dim, factor, sections, sizes = entry
+    return Split(dim, factor, tuple(sections), tuple(sizes))

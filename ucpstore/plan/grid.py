@@ -3,12 +3,16 @@
 An object has one writer, so the grid follows the lines along which the array is cut over the
 ranks wherever that leaves objects of a useful size. Other cuts are dropped: objects then lie
 across the lines and their pieces are exchanged before they are written.
+
+Ranges of flattened blocks end at arbitrary elements, so there the objects follow the blocks, and
+each is one run of its block: a range has at most two objects that it does not fill, one at either
+end. Where the ranges happen to end at regular distances, objects follow these instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ucpstore.geometry import PLAIN_LIMIT_BYTES, Grid, Index, Layout
@@ -30,18 +34,46 @@ def choose_grid(layout: Layout, itemsize: int, options: Options) -> Grid:
         whole = tuple(max(extent, 1) for extent in shape)
         return Grid(shape, whole, whole, sharded=False)
     cuts = _cuts(layout)
-    while True:
-        start = [cut.step if cut else extent for cut, extent in zip(cuts, shape, strict=True)]
-        wished = wished_extents(start, itemsize, options.chunk_bytes)
-        chunk = [_chunk_extent(*dim) for dim in zip(cuts, shape, wished, strict=True)]
-        dropped = _cut_to_drop(cuts, chunk, math.prod(start) * itemsize < options.least_bytes)
-        if dropped is None:
-            break
-        cuts[dropped] = None
-    kept = [c or 1 for c in chunk]  # no entry is None once nothing has to be dropped
-    return Grid(
-        shape, tuple(kept), _object_extents(shape, kept, cuts, itemsize, options), sharded=True
-    )
+    runs = layout.lines is not None
+    if runs:
+        ranges = _range_cuts(layout)
+        if _try(shape, ranges, itemsize, options, runs=False).drop is None:
+            cuts, runs = ranges, False
+    trial = _try(shape, cuts, itemsize, options, runs)
+    while trial.drop is not None:
+        cuts[trial.drop] = None
+        trial = _try(shape, cuts, itemsize, options, runs)
+    chunk = [c or 1 for c in trial.chunk]  # no entry is None once nothing has to be dropped
+    if runs:
+        extents = _run_objects(shape, chunk, cuts, trial.most)
+    else:
+        extents = _grown_objects(shape, chunk, cuts, itemsize, options)
+    return Grid(shape, tuple(chunk), extents, sharded=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What following some cuts gives: most extents of an object, chunks, and the cut to drop."""
+
+    most: Sequence[int]
+    chunk: Sequence[int | None]
+    drop: int | None
+
+
+def _try(
+    shape: Index, cuts: Sequence[_Cut | None], itemsize: int, options: Options, runs: bool
+) -> _Trial:
+    region = _regions(shape, cuts)
+    most = _run_extents(region, itemsize, options) if runs else region
+    wished = wished_extents(most, itemsize, options.chunk_bytes)
+    chunk = [_chunk_extent(*dim) for dim in zip(cuts, shape, wished, most, strict=True)]
+    too_small = math.prod(region) * itemsize < options.least_bytes
+    return _Trial(most, chunk, _cut_to_drop(cuts, chunk, too_small))
+
+
+def _regions(shape: Index, cuts: Sequence[_Cut | None]) -> list[int]:
+    """The extents between lines, the whole extent where there is no cut."""
+    return [cut.step if cut else extent for cut, extent in zip(cuts, shape, strict=True)]
 
 
 def kept_cuts(layout: Layout, grid: Grid) -> tuple[int, ...]:
@@ -73,19 +105,41 @@ def wished_extents(extents: Sequence[int], itemsize: int, chunk_bytes: int) -> t
     return tuple(wished)
 
 
+def _run_extents(extents: Sequence[int], itemsize: int, options: Options) -> list[int]:
+    """The largest part of a block that one object can hold and that is one run of the block."""
+    run = list(extents)
+    room = max(1, options.target_bytes // itemsize)
+    for dim in reversed(range(len(run))):
+        run[dim] = min(run[dim], room)
+        room //= run[dim]
+        if run[dim] < extents[dim]:
+            room = 1
+    return run
+
+
 def _cuts(layout: Layout) -> list[_Cut | None]:
-    cuts: list[_Cut | None] = []
-    for dim in range(len(layout.shape)):
-        lines = {block.box.offset[dim] for block in layout.blocks} - {0}
-        cuts.append(_Cut(len(lines), math.gcd(*lines)) if lines else None)
-    return cuts
+    """The cuts that objects should follow: those into blocks."""
+    if layout.lines is None:
+        return _range_cuts(layout)
+    return [_cut(lines) for lines in layout.lines]
 
 
-def _chunk_extent(cut: _Cut | None, extent: int, wished: float) -> int | None:
+def _range_cuts(layout: Layout) -> list[_Cut | None]:
+    """All cuts, those into ranges of blocks too."""
+    offsets = [block.box.offset for block in layout.blocks]
+    return [_cut({offset[dim] for offset in offsets}) for dim in range(len(layout.shape))]
+
+
+def _cut(starts: Iterable[int]) -> _Cut | None:
+    lines = set(starts) - {0}
+    return _Cut(len(lines), math.gcd(*lines)) if lines else None
+
+
+def _chunk_extent(cut: _Cut | None, extent: int, wished: float, most: int) -> int | None:
     """Extent of a chunk along one dimension, None where the cut leaves no suitable one."""
     if cut is None:
-        return -(-extent // max(1, round(extent / wished)))
-    suitable = [c for c in _divisors(cut.step) if wished / 2 <= c <= wished * 2]
+        return -(-extent // max(1, round(extent / wished), -(-extent // most)))
+    suitable = [c for c in _divisors(cut.step) if wished / 2 <= c <= min(wished * 2, most)]
     return min(suitable, key=lambda c: max(c / wished, wished / c), default=None)
 
 
@@ -100,29 +154,44 @@ def _cut_to_drop(
     return max(lines, key=lambda dim: lines[dim], default=None)
 
 
-def _object_extents(
+def _grown_objects(
     shape: Index,
     chunk: Sequence[int],
     cuts: Sequence[_Cut | None],
     itemsize: int,
     options: Options,
 ) -> Index:
-    """Whole chunks up to the target size, from the last dimension to the first.
+    """Whole chunks up to the target size, from the last dimension to the first."""
+    extents = list(chunk)
+    for dim in reversed(range(len(shape))):
+        room = max(1, options.target_bytes // (math.prod(extents) * itemsize))
+        extents[dim] *= _chunks_along(cuts[dim], shape[dim], chunk[dim], room)
+    return tuple(extents)
+
+
+def _run_objects(
+    shape: Index, chunk: Sequence[int], cuts: Sequence[_Cut | None], most: Sequence[int]
+) -> Index:
+    """Whole chunks up to the extents `most`, so that an object is one run of a block."""
+    extents = []
+    for dim, region in enumerate(_regions(shape, cuts)):
+        # where the run spans the region, so does the object, its last chunk cut at the array's edge
+        room = region if most[dim] == region else most[dim] // chunk[dim]
+        extents.append(chunk[dim] * _chunks_along(cuts[dim], shape[dim], chunk[dim], room))
+    return tuple(extents)
+
+
+def _chunks_along(cut: _Cut | None, extent: int, chunk: int, room: int) -> int:
+    """The chunks of an object along one dimension, at most `room`.
 
     Along a kept cut the object divides the distance of the lines; along other dimensions the
     objects are of about equal size.
     """
-    extents = list(chunk)
-    for dim in reversed(range(len(shape))):
-        room = max(1, options.target_bytes // (math.prod(extents) * itemsize))
-        cut = cuts[dim]
-        if cut is not None:
-            extents[dim] *= max(m for m in _divisors(cut.step // chunk[dim]) if m <= room)
-        else:
-            chunks = -(-shape[dim] // chunk[dim])
-            objects = -(-chunks // min(chunks, room))
-            extents[dim] *= -(-chunks // objects)
-    return tuple(extents)
+    if cut is not None:
+        return max(m for m in _divisors(cut.step // chunk) if m <= room)
+    chunks = -(-extent // chunk)
+    objects = -(-chunks // min(chunks, room))
+    return -(-chunks // objects)
 
 
 def _divisors(number: int) -> list[int]:
