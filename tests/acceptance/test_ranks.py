@@ -56,7 +56,7 @@ EXPECTED = {
     "other_dtypes": Expected(STATE, STATE, ("m/w: ranks disagree", "rank {r} has bfloat16")),
     "other_values": Expected(STATE, STATE, ("m/w: ranks 0 and {r} hold different values",)),
     "other_leaves": Expected(STATE, STATE, ("progress.seen: rank 0 has 3, rank {r} has 4",)),
-    "other_placements": Expected(STATE, STATE, ("m/w: ranks", "hold overlapping parts")),
+    "other_placements": Expected(STATE, STATE, ("m/w: rank", "hold overlapping parts")),
     "other_options": Expected(STATE, STATE, ("same options", "rank 0 and rank {r} differ")),
     "other_overwrite": Expected(STATE, STATE, ("same overwrite", "rank {r} has True")),
     "other_metadata": Expected(STATE, STATE, ("same metadata", "rank 0 and rank 1 differ")),

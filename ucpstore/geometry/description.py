@@ -199,12 +199,16 @@ def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
     meshes, table, rows = json.loads(data)
     # Ranks that hold much in common share one tuple of them.
     shared = [(tuple(axes), tuple(ranks)) for axes, ranks in meshes]
-    partitions = [
-        None
-        if entry is None
-        else Partition(*shared[entry[0]], tuple(map(_split_from_json, entry[1])), tuple(entry[2]))
-        for entry in table
-    ]
+    partitions: list[Partition | None] = []
+    for entry in table:
+        if entry is None:
+            partitions.append(None)
+            continue
+        mesh, splits, padded = entry
+        axes, ranks = shared[mesh]
+        partitions.append(
+            Partition(axes, ranks, tuple(map(_split_from_json, splits)), tuple(padded))
+        )
     return tuple(
         ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number], codec)
         for path, shape, dtype, names, number, codec in rows

@@ -235,8 +235,8 @@ def _pieces(ranges: Ranges, shape: Index, box: Box) -> list[Piece]:
             local += stop - start
         by_dim.append(spans)
     pieces = []
-    for spans in itertools.product(*by_dim):
-        extents = tuple([n for _, _, n in spans])
-        here, there = tuple([g for g, _, _ in spans]), tuple([o for _, o, _ in spans])
+    for chosen in itertools.product(*by_dim):
+        extents = tuple([n for _, _, n in chosen])
+        here, there = tuple([g for g, _, _ in chosen]), tuple([o for _, o, _ in chosen])
         pieces.append(Piece(Box(here, extents), Box(there, extents)))
     return pieces
