@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UcpstoreError,
         UnsupportedError,
     )
+    from ucpstore.flat import Flat
     from ucpstore.loading import LoadReport
     from ucpstore.manage.open import Checkpoint
     from ucpstore.options import Options
@@ -46,6 +47,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "CorruptError",
+    "Flat",
     "FormatError",
     "InProgressError",
     "LoadReport",
@@ -71,6 +73,7 @@ __all__ = [
 _HOMES = {
     "Checkpoint": "ucpstore.manage.open",
     "CheckpointStore": "ucpstore.store",
+    "Flat": "ucpstore.flat",
     "LoadReport": "ucpstore.loading",
     "Options": "ucpstore.options",
     "PerRank": "ucpstore.perrank",

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ucpstore.describe.build import ABSENT, build, document
+from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import only_values, what
 from ucpstore.describe.modules import Entry, entries
 from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
@@ -28,6 +29,7 @@ from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
 from ucpstore.describe.target import ArrayInfo, Cast, Differences, Target, prefix_hint
 from ucpstore.errors import MismatchError, StateError
+from ucpstore.flat import Flat
 from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.decode import decode
@@ -143,6 +145,8 @@ class _LoadWalk:
             self.reads.tensor(value, node, place)
         elif isinstance(value, np.ndarray):
             self.reads.numpy(value, node, place)
+        elif isinstance(value, Flat):
+            self._flat(value, node, place)
         elif isinstance(value, nn.Module):
             self._module(value, node, place)
         elif (optimizer := inner_optimizer(value, place.shown)) is not None:
@@ -188,6 +192,20 @@ class _LoadWalk:
                 f"{place.shown}: the state_dict() of an optimizer that has not stepped yet has no "
                 "place for states; pass the optimizer itself"
             )
+
+    def _flat(self, flat: Flat, node: Node, place: Place) -> None:
+        if tag_of(node) not in _DICTS:
+            raise MismatchError(
+                f"{place.shown}: the target is a Flat, which is loaded from a dict of tensors, but "
+                f"{what(node)} was saved"
+            )
+        found = hold_flat(flat, self.reads.ranks, place.shown)
+        self.reads.row(flat.tensor, place)
+        saved = _children(node)
+        self._names(dict.fromkeys(found), saved, place)
+        for key, held in found.items():
+            if key in saved:
+                self.reads.part(held, saved[key], place.child(key, found))
 
     def _sequence(
         self, value: list[object] | tuple[object, ...], node: Node, place: Place, put: Put
@@ -300,7 +318,7 @@ def _only_python(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_only_python(item) for item in value)
     return not (
-        isinstance(value, (torch.Tensor, np.ndarray, nn.Module, torch.optim.Optimizer))
+        isinstance(value, (torch.Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, Flat))
         or as_per_rank(value) is not None
         or is_stateful(value)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -138,21 +139,13 @@ class Reads:
             )
 
     def _array(self, target: torch.Tensor, path: str, place: Place, owner: Owner | None) -> None:
-        info = self.info(path)
         if target.is_conj() or target.is_neg():
             raise UnsupportedError(
                 f"{place.shown}: a view with a pending conjugation or negation cannot be loaded "
                 "into; use a tensor of its own"
             )
         held = hold(target, self.ranks, place.shown, owner.full_name if owner else None)
-        if held.shape != info.shape:
-            own = tuple(held.local.shape)
-            by_rule = f" by its rule, {own} on this rank" if own != held.shape else ""
-            raise MismatchError(
-                f"{place.shown}: stored with shape {info.shape}, the target has shape {held.shape}"
-                f"{by_rule if held.partition and not isinstance(target, DTensor) else ''}"
-            )
-        self.checked_dtype(info.dtype, held.local.dtype, place)
+        self._check(held, path, place)
         if overlaps_itself(held.local):
             raise MismatchError(
                 f"{place.shown}: the target is expanded, several of its elements are the same "
@@ -165,6 +158,44 @@ class Reads:
             self._fill(held, path, is_state=owner is not None and owner.is_state)
         elif known.path != path:
             self._tied(held, claim, known)
+
+    def row(self, tensor: torch.Tensor, place: Place) -> None:
+        """Claim the memory in which parts of several arrays lie; `part` fills it."""
+        memory = memory_of(tensor)
+        claim = _Claim(place.path, place, tensor, plain(tensor, place.shown))
+        if memory is not None and self._claimed.setdefault(memory, claim) is not claim:
+            self.differences.problems.append(
+                f"{place.shown} and {self._claimed[memory].place.shown}: the same memory in the "
+                "target; load into only one of them"
+            )
+
+    def part(self, held: Held, node: Node, place: Place) -> None:
+        """Fill what a rank holds of one tensor of a row."""
+        self.differences.attempt(self._part, held, node, place)
+
+    def _part(self, held: Held, node: Node, place: Place) -> None:
+        path = array_path(node)
+        if is_scalar(node) and held.shape == ():
+            saved = saved_scalar(node)
+            self.checked_dtype(dtypes.to_name(saved.dtype), held.local.dtype, place)
+            self.values += [partial(_fill, view.tensor, saved) for view in held.views]
+            return
+        if path is None:
+            raise MismatchError(
+                f"{place.shown}: the target is a tensor, but {what(node)} was saved"
+            )
+        self._check(held, path, place)
+        self.raw(path, *held.views)
+
+    def _check(self, held: Held, path: str, place: Place) -> None:
+        info, own = self.info(path), tuple(held.local.shape)
+        if held.shape != info.shape:
+            here = f" ({own} on this rank)" if own != held.shape else ""
+            raise MismatchError(
+                f"{place.shown}: stored with shape {info.shape}, the target has shape "
+                f"{held.shape}{here}"
+            )
+        self.checked_dtype(info.dtype, held.local.dtype, place)
 
     def _fill(self, held: Held, path: str, *, is_state: bool) -> None:
         partition, local, views = held.partition, held.local, held.views

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
+from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import array_path
 from ucpstore.describe.modules import EXTRA_STATE, Entry, entries
 from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
@@ -26,8 +27,9 @@ from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import View, check_kind, hold, memory_of, plain
+from ucpstore.describe.tensors import Held, View, check_kind, hold, memory_of, plain
 from ucpstore.errors import StateError, UnsupportedError
+from ucpstore.flat import Flat
 from ucpstore.format.documents import canonical
 from ucpstore.geometry import ArraySpec
 from ucpstore.perrank import PerRank
@@ -132,6 +134,8 @@ class _SaveWalk:
             return self._document(own, place)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, place, owner)
+        if isinstance(value, Flat):
+            return self._flat(value, place)
         if isinstance(value, np.ndarray):
             return self._array(from_numpy(value, place.shown), place, tie=False)
         if isinstance(value, nn.Module):
@@ -214,6 +218,17 @@ class _SaveWalk:
             pairs.append([encode(key, place.shown), node])
         return {"dict": pairs}
 
+    def _flat(self, flat: Flat, place: Place) -> Node:
+        """The same node as that of a dict of whole tensors."""
+        found = hold_flat(flat, self.ranks, place.shown)
+        self.kept.append(flat.tensor)
+        pairs: list[Node] = []
+        for key, held in found.items():
+            names = dimension_names(key, len(held.shape))
+            inside = place.child(key, found)
+            pairs.append([key, self._put(held, held.views, inside, names, is_plain=True)])
+        return {"dict": pairs}
+
     def _tensor(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
         if isinstance(tensor, DTensor):
             return self._state_array(tensor, place, owner)
@@ -252,16 +267,27 @@ class _SaveWalk:
             self.first.update((key, place.path) for key in keys)
         if names is None:
             names = dimension_names(place.name, len(held.shape))
+        views = held.views
+        # A scaled tensor is added up from all ranks, each of which has its whole gradient.
+        if held.scale != 1 and not state:
+            views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
+        return self._put(held, views, place, names, is_plain=not isinstance(tensor, DTensor))
+
+    def _put(
+        self,
+        held: Held,
+        views: tuple[View, ...],
+        place: Place,
+        names: tuple[str, ...],
+        *,
+        is_plain: bool,
+    ) -> Node:
         dtype = self._stored_dtype(held.dtype, place)
         codec = self.codec_of(place.shown)
         spec = ArraySpec(place.path, held.shape, dtype, names, held.partition, codec)
         if place.path in self.arrays:
             raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
-        views = held.views
-        # A scaled tensor is added up from all ranks, each of which has its whole gradient.
-        if held.scale != 1 and not state:
-            views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
-        self.arrays[place.path] = LocalArray(spec, views, not isinstance(tensor, DTensor))
+        self.arrays[place.path] = LocalArray(spec, views, is_plain)
         return {"array": place.path}
 
     def _stored_dtype(self, dtype: str, place: Place) -> str:
