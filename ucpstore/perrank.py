@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -15,20 +16,32 @@ class PerRank(Generic[T]):
 
     `axis` tells which ranks share a value. None: none do, the index is the rank in the process
     group of the call. A 1-D DeviceMesh, e.g. `mesh["dp"]`: ranks with the same coordinate on it
-    share one, which must be equal. A tuple `(name, index, count)` says it outright, for jobs that
-    use no DeviceMesh.
+    share one, which must be equal. The name of an axis of the call's specification: the same. A
+    tuple `(name, index, count)` says it outright.
 
     `value` is anything a state may hold except DTensors, modules and optimizers; an object with
     `state_dict()` and `load_state_dict()` and a `torch.Generator` are stored by their state.
     Loading restores them, and dicts and lists, in place, and sets `value` to anything else.
-    It needs the same axis name and count as the save had.
+
+    A load gives each index its own where the axis has the name and count that it had at the save.
+    Elsewhere it calls `reshape(values, index, count)` on every rank, with the values of all saved
+    indices in order and this rank's index and count, and restores what that gives; without
+    `reshape` it refuses. Of an object it gets, and gives, what its `state_dict()` gave; of a
+    generator its state.
     """
 
-    __slots__ = ("axis", "value")
+    __slots__ = ("axis", "reshape", "value")
 
-    def __init__(self, value: T, axis: DeviceMesh | tuple[str, int, int] | None = None) -> None:
+    def __init__(
+        self,
+        value: T,
+        axis: DeviceMesh | tuple[str, int, int] | str | None = None,
+        *,
+        reshape: Callable[[list[Any], int, int], Any] | None = None,
+    ) -> None:
         self.value = value
         self.axis = axis
+        self.reshape = reshape
 
     def __repr__(self) -> str:
         return f"PerRank({self.value!r}, axis={self.axis!r})"

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ucpstore.describe import describe, match
 from ucpstore.errors import MismatchError, StateError, UnsupportedError
 from ucpstore.perrank import PerRank
+from ucpstore.spec import Spec
 
 TWO = {0: 0, 1: 1}
 
@@ -122,6 +123,73 @@ def test_b40_another_count_is_refused_or_reported():
         _load({"loader": PerRank(-1, axis=("dp", 0, 2))}, checkpoint, 0)
 
 
+def test_b40_a_function_makes_the_values_of_another_count():
+    long = {1: b"z" * 100_000}
+    checkpoint = _saved(lambda rank: {"x": PerRank({"n": [rank], "b": long.get(rank, b"")})})
+    assert sorted(checkpoint.arrays) == ["x/1", "x/packed"]
+    asked: list[object] = []
+
+    def deal(values, index, count):
+        asked.append((values, index, count))
+        return {"n": [each["n"][0] for each in values][index::count], "b": values[-1]["b"]}
+
+    for rank, expected in enumerate(([0], [1], [])):
+        state = {"x": PerRank({"n": [-1], "b": b""}, reshape=deal)}
+        inner = state["x"].value
+        _load(state, checkpoint, rank, {0: 0, 1: 1, 2: 2})
+        assert asked.pop() == ([{"n": [0], "b": b""}, {"n": [1], "b": long[1]}], rank, 3)
+        assert state["x"].value is inner
+        assert inner == {"n": expected, "b": long[1]}
+    state = {"x": PerRank({}, reshape=deal)}
+    _load(state, checkpoint, 1)
+    assert not asked, "under the same axis and count each index has its own"
+    assert state["x"].value["n"] == [1]
+
+
+def test_a_function_gets_and_gives_states_of_objects_and_generators():
+    def make(rank):
+        loader = Loader(rank + 3)
+        return {"l": PerRank(loader), "g": PerRank(torch.Generator().manual_seed(rank))}
+
+    checkpoint = _saved(make)
+    target = Loader(0)
+    generator = torch.Generator()
+
+    def furthest(values, index, count):
+        return max(values, key=lambda each: each["position"])
+
+    def of_rank_1(values, index, count):
+        return values[1]
+
+    state = {"l": PerRank(target, reshape=furthest), "g": PerRank(generator, reshape=of_rank_1)}
+    load(state, checkpoint)
+    assert (target.position, target.seen.tolist()) == (4, [0, 1, 2, 3])
+    drawn = torch.rand(3, generator=generator)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(1)))
+
+
+def test_what_a_function_raises_names_the_value():
+    checkpoint = _saved(lambda rank: {"x": PerRank(rank)})
+
+    def fail(values, index, count):
+        raise ValueError("cannot deal")
+
+    with pytest.raises(StateError, match=r"^x: it refused its saved state: ValueError: cannot"):
+        load({"x": PerRank(0, reshape=fail)}, checkpoint)
+
+
+def test_the_axis_may_be_one_of_the_specification():
+    spec = Spec({"dp": 2, "tp": 2}, {})
+    ranks = {rank: rank for rank in range(4)}
+    for rank in ranks:
+        state = {"x": PerRank(rank // 2, axis="dp"), "y": PerRank(0, axis="pp")}
+        found = describe(state, group_ranks=ranks, rank=rank, spec=spec).per_rank
+        assert [(each.axis, each.index, each.count) for each in found] == [
+            ("dp", rank // 2, 2),
+            ("pp", 0, 1),
+        ]
+
+
 def test_shared_and_per_rank_values_are_not_swapped():
     with pytest.raises(MismatchError, match=r"x: the target differs by rank, but the value 1"):
         load({"x": PerRank(0)}, save({"x": 1}))
@@ -140,7 +208,11 @@ def test_what_cannot_be_per_rank_is_refused():
     ):
         with pytest.raises(UnsupportedError, match=text):
             save({"x": PerRank(value)})
-    for axis in ("dp", ("dp", 2, 2), ("dp", True, 2), (1, 0, 1)):
+    with pytest.raises(StateError, match=r"^x: the axis of a PerRank is 'dp', but there is no sp"):
+        save({"x": PerRank(1, axis="dp")})
+    with pytest.raises(StateError, match=r"^x: the reshape of a PerRank must be a function"):
+        save({"x": PerRank(1, reshape=3)})  # type: ignore[arg-type]
+    for axis in (("dp", 2, 2), ("dp", True, 2), (1, 0, 1)):
         with pytest.raises(StateError, match=r"^x: the axis of a PerRank must be None"):
             save({"x": PerRank(1, axis=axis)})
 

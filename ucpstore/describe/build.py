@@ -69,25 +69,53 @@ def document(reads: Reads, node: Node, own: PerRank[object], place: Place) -> Th
     path, axis, count = str(stored["path"]), stored["axis"], stored["count"]
     at = coordinate(own, reads.ranks, place.shown)
     if (at.axis, at.count) != (axis, count):
+        if own.reshape is not None:
+            assert isinstance(count, int)
+            reshape = own.reshape
+            values = _all_documents(reads, path, count)
+            return lambda: reshape(values(), at.index, at.count)
         reads.differences.missing.append(place.shown)
         reads.differences.hints.append(
             f"{place.shown}: a value per rank, saved for {count} along the axis {axis!r}; the "
-            f"target has {at.count} along {at.axis!r}. Use the same axis and count (PerRank(value, "
-            "axis=...)), leave it out of the target, or pass strict=False to keep the target's"
+            f"target has {at.count} along {at.axis!r}. Use the same axis and count, pass "
+            "PerRank(value, axis, reshape=function) to make it of all that were saved, leave it "
+            "out of the target, or pass strict=False to keep the target's"
         )
         return lambda: ABSENT
     alone = alone_path(path, at.index)
     if alone in reads.arrays:
-        shape = reads.info(alone).shape
-        buffer = torch.empty(shape, dtype=torch.uint8)
-        reads.raw(alone, View(buffer, whole(shape)))
-        return lambda: decode(json.loads(buffer.numpy().tobytes()))
+        document = _bytes_of(reads, alone)
+        return lambda: decode(json.loads(document.numpy().tobytes()))
     packed = packed_path(path)
     length = reads.info(packed).shape[1]
     buffer = torch.empty((1, length), dtype=torch.uint8)
     row = Piece(Box((at.index, 0), (1, length)), Box.whole((1, length)))
     reads.raw(packed, View(buffer, (row,)))
     return lambda: _unpacked(buffer, packed, at.index)
+
+
+def _all_documents(reads: Reads, path: str, count: int) -> Callable[[], list[object]]:
+    """The values of all indices, decoded, once all reads are done."""
+    long = {index: alone_path(path, index) for index in range(count)}
+    alone = {index: _bytes_of(reads, each) for index, each in long.items() if each in reads.arrays}
+    packed = packed_path(path)
+    rows = _bytes_of(reads, packed) if packed in reads.arrays else None
+
+    def decoded(index: int) -> object:
+        if index in alone:
+            return decode(json.loads(alone[index].numpy().tobytes()))
+        if rows is None:
+            raise CorruptError(f"{path}: there is no document of index {index}")
+        return _unpacked(rows[index], packed, index)
+
+    return lambda: [decoded(index) for index in range(count)]
+
+
+def _bytes_of(reads: Reads, path: str) -> torch.Tensor:
+    shape = reads.info(path).shape
+    buffer = torch.empty(shape, dtype=torch.uint8)
+    reads.raw(path, View(buffer, whole(shape)))
+    return buffer
 
 
 def _unpacked(row: torch.Tensor, key: str, index: int) -> object:

@@ -46,8 +46,15 @@ def as_per_rank(value: object) -> PerRank[object] | None:
 def coordinate(value: PerRank[object], ranks: Ranks, where: str) -> Coordinate:
     """Which of how many documents is this rank's; StateError where the axis does not tell."""
     axis = value.axis
+    if value.reshape is not None and not callable(value.reshape):
+        raise StateError(
+            f"{where}: the reshape of a PerRank must be a function of (values, index, count), but "
+            f"it is {value.reshape!r}"
+        )
     if axis is None:
         return Coordinate("rank", ranks.rank, ranks.count)
+    if isinstance(axis, str):
+        return _on_axis(axis, ranks, where)
     if isinstance(axis, DeviceMesh):
         if axis.ndim != 1:
             raise StateError(
@@ -71,9 +78,20 @@ def coordinate(value: PerRank[object], ranks: Ranks, where: str) -> Coordinate:
         ):
             return Coordinate(name, index, count)
     raise StateError(
-        f"{where}: the axis of a PerRank must be None, a DeviceMesh of one dimension, or a tuple "
-        f"(name, index, count) with 0 <= index < count, but it is {axis!r}"
+        f"{where}: the axis of a PerRank must be None, a DeviceMesh of one dimension, the name of "
+        "an axis of the specification, or a tuple (name, index, count) with 0 <= index < count, "
+        f"but it is {axis!r}"
     )
+
+
+def _on_axis(axis: str, ranks: Ranks, where: str) -> Coordinate:
+    if ranks.spec is None:
+        raise StateError(
+            f"{where}: the axis of a PerRank is {axis!r}, but there is no specification that says "
+            "which ranks that axis has; pass spec=, a DeviceMesh, or (name, index, count)"
+        )
+    coordinates = ranks.spec.axes.coordinates(ranks.rank)
+    return Coordinate(axis, coordinates.get(axis, 0), ranks.spec.axes.size((axis,)))
 
 
 def contents(value: object, where: str) -> object:
