@@ -8,7 +8,6 @@ index at the object's end has them too. In both a compressor may stand between t
 from __future__ import annotations
 
 import json
-import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -102,11 +101,11 @@ def parse_all(documents: Mapping[str, Mapping[str, object]]) -> dict[str, ArrayM
     The layers of a model repeat a few shapes: documents that differ in nothing but their dimension
     names are parsed once.
     """
-    known: dict[bytes, ArrayMetadata] = {}
+    known: dict[str, ArrayMetadata] = {}
     found: dict[str, ArrayMetadata] = {}
     for path, document in documents.items():
         # Not compared as dicts, in which 1, 1.0 and True are equal.
-        form = marshal.dumps({**document, "dimension_names": None}, 0)
+        form = repr({**document, "dimension_names": None})
         names, like = document.get("dimension_names"), known.get(form)
         if like is not None and isinstance(names, list) and len(names) == len(like.grid.shape):
             found[path] = ArrayMetadata(like.grid, like.dtype, tuple(names), like.codec)
