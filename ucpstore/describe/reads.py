@@ -117,7 +117,7 @@ class Reads:
 
     def stored_shape(self, owner: Owner) -> Index:
         """The shape of a parameter's array."""
-        return hold(owner.parameter, self.ranks, owner.full_name).shape
+        return hold(owner.parameter, self.ranks, owner.full_name, owner.full_name).shape
 
     def checked_dtype(self, stored: str, wanted: torch.dtype, place: Place) -> None:
         """Raise MismatchError unless values of `stored` may be put into a target of `wanted`."""
@@ -199,13 +199,13 @@ class Reads:
 
     def _fill(self, held: Held, path: str, *, is_state: bool) -> None:
         partition, local, views = held.partition, held.local, held.views
-        if partition is not None and partition.padded:
-            self.values.append(lambda: _clear_padding(local, held.views))
         # A scaled tensor is added up from all ranks, each of which has its whole gradient.
         if held.scale != 1 and not is_state:
             whole = torch.empty_like(local)
             views = tuple(View(whole, view.pieces) for view in views)
             self.values.append(lambda: _fill(local, whole / held.scale))
+        if partition is not None and partition.padded:
+            self.values.append(lambda: _clear_padding(local, held.views))
         self.raw(path, *views)
 
     def _tied(self, held: Held, claim: _Claim, known: _Claim) -> None:

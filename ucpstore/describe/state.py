@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -241,7 +241,7 @@ class _SaveWalk:
         if owner is None:
             return self._array(tensor, place)
         if tensor.shape != owner.parameter.shape:
-            return self._array(tensor, place, tie=False)
+            return self._array(tensor, place, tie=False, state=True)
         names = dimension_names(owner.name, tensor.dim())
         full_name = owner.full_name
         return self._array(tensor, place, names=names, tie=False, full_name=full_name, state=True)
@@ -263,6 +263,7 @@ class _SaveWalk:
             keys = [(place.item, key) for key in (identity, memory_of(tensor)) if key is not None]
             known = next((self.first[key] for key in keys if key in self.first), None)
             if known is not None:
+                self._owned(known, held)
                 return {"link": known}
             self.first.update((key, place.path) for key in keys)
         if names is None:
@@ -271,7 +272,16 @@ class _SaveWalk:
         # A scaled tensor is added up from all ranks, each of which has its whole gradient.
         if held.scale != 1 and not state:
             views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
+        if state:  # of which a parameter may have some on one rank, and others on another
+            held = replace(held, alone="", tied=False)
         return self._put(held, views, place, names, is_plain=not isinstance(tensor, DTensor))
+
+    def _owned(self, path: str, held: Held) -> None:
+        """A rank may come to the tensor that others are tied to after one of those."""
+        known = self.arrays[path]
+        if known.spec.tied and not held.tied:
+            spec = replace(known.spec, alone=held.alone, tied=False)
+            self.arrays[path] = replace(known, spec=spec)
 
     def _put(
         self,
@@ -284,7 +294,9 @@ class _SaveWalk:
     ) -> Node:
         dtype = self._stored_dtype(held.dtype, place)
         codec = self.codec_of(place.shown)
-        spec = ArraySpec(place.path, held.shape, dtype, names, held.partition, codec)
+        spec = ArraySpec(
+            place.path, held.shape, dtype, names, held.partition, codec, held.alone, held.tied
+        )
         if place.path in self.arrays:
             raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
         self.arrays[place.path] = LocalArray(spec, views, is_plain)

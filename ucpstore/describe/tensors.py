@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from ucpstore import dtypes
 from ucpstore.describe.dtensor import cut_of, local_of
 from ucpstore.describe.ranks import Ranks
-from ucpstore.errors import UnsupportedError
+from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.geometry import Box, Index, Partition, Piece, fragments
+from ucpstore.spec import Spec
 
 _LAZY: tuple[type, ...] = (
     torch.nn.parameter.UninitializedParameter,
@@ -53,31 +54,63 @@ class Held:
     partition: Partition | None
     views: tuple[View, ...]
     scale: int = 1
+    alone: str = ""
+    tied: bool = False
 
 
 def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None) -> Held:
     """What this rank holds of `tensor`; UnsupportedError, naming `where`, if it cannot be stored.
 
-    `name` is the full name by which a specification knows it, `where` if None. Views with a
-    pending conjugation or negation are resolved, which copies them.
+    `name` is the full name by which a specification knows it, `where` if None: that of a tensor
+    outside of modules, which keeps its key. Views with a pending conjugation or negation are
+    resolved, which copies them.
     """
     tensor = _waited(tensor)
     if isinstance(tensor, DTensor):
+        tied = False
         if ranks.spec is not None:
             ranks.spec.check_dtensor(name or where)
+            tied = _is_tied(ranks.spec, ranks.rank, name, where)
         cut = cut_of(tensor, ranks, where)
         local = plain(_waited(local_of(tensor, cut, ranks, where)), where)
         shape = tuple(tensor.shape)
         held = (View(local, cut.pieces),)
-        return Held(local, shape, dtype_name(local.dtype, where), cut.partition, held)
+        dtype = dtype_name(local.dtype, where)
+        return Held(local, shape, dtype, cut.partition, held, tied=tied)
     local = plain(tensor, where)
     dtype, shape = dtype_name(local.dtype, where), tuple(local.shape)
     if ranks.spec is None:
         return Held(local, shape, dtype, None, (View(local, whole(shape)),))
     lowered = ranks.spec.lower(name or where, shape, ranks.rank)
+    tied = _is_tied(ranks.spec, ranks.rank, name, where)
+    if lowered.scale != 1 and not (local.is_floating_point() or local.is_complex()):
+        raise UnsupportedError(
+            f"{where}: rule {lowered.rule}: scaled is for floats, but the tensor has dtype {dtype}"
+        )
     pieces = fragments(lowered.partition, lowered.shape).get(ranks.rank, ())
-    held = (View(local, pieces),)
-    return Held(local, lowered.shape, dtype, lowered.partition, held, lowered.scale)
+    return Held(
+        local,
+        lowered.shape,
+        dtype,
+        lowered.partition,
+        (View(local, pieces),),
+        lowered.scale,
+        lowered.alone,
+        tied,
+    )
+
+
+def _is_tied(spec: Spec, rank: int, name: str | None, where: str) -> bool:
+    """Whether a rule ties it; StateError where a rule names what keeps its key."""
+    own = name or where
+    key, stored = spec.key(own, rank), spec.stored(own, rank)
+    if name is None and (key, stored) != (own, own):
+        raise StateError(
+            f"{where}: a rule gives it the name {stored!r}, but only parameters and buffers of "
+            "modules are renamed or tied; put the module into the state instead of its "
+            "state_dict(), or use the name as key"
+        )
+    return stored != key
 
 
 def whole(shape: Index) -> tuple[Piece, ...]:

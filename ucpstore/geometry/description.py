@@ -26,7 +26,9 @@ class ArraySpec:
 
     `path` is the array's path in the step, segments escaped, joined by `/`. `dtype` is its Zarr v3
     registry name. `partition` is None for a plain tensor: held whole by every rank describing it.
-    `codec` is the array's compressor as JSON text.
+    `codec` is the array's compressor as JSON text. `alone` says, where a specification does, of
+    which coordinates the ranks alone hold it, such as `pp=0`; `tied` that the rank stores another
+    tensor of its own as this one.
     """
 
     path: str
@@ -35,6 +37,8 @@ class ArraySpec:
     dimension_names: tuple[str, ...]
     partition: Partition | None
     codec: str | None = None
+    alone: str = ""
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +84,7 @@ _SAME_PLAIN = (
 )
 _SAME_GLOBAL = (
     "give every rank the same global tensor (DTensor.from_local needs shape= and stride= where "
-    "parts are uneven)"
+    "parts are uneven, a rule of a specification size= or sizes=)"
 )
 
 
@@ -88,8 +92,9 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
     """All arrays of the job, sorted by path.
 
     Raises StateError, naming the path and ranks, where ranks disagree about shape or dtype, where
-    blocks overlap without being equal, where elements are held by nobody, or where a rank holds a
-    part by the description of others and does not describe the array itself.
+    blocks overlap without being equal, where elements are held by nobody, where a rank holds a
+    part by the description of others and does not describe the array itself, where two say that
+    they alone hold it, or where all say that it is a tensor of others.
     """
     held: dict[str, list[tuple[RankClass, ArraySpec]]] = {}
     for member in classes:
@@ -111,6 +116,7 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
                         f"{getattr(first, name)}, rank {other_class.ranks[0]} has "
                         f"{getattr(other, name)}; {advice}"
                     )
+        _check_alone(path, holders)
         partitions = frozenset(
             spec.partition or Partition.whole(member.ranks) for member, spec in holders
         )
@@ -138,6 +144,25 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
     return tuple(merged)
 
 
+def _check_alone(path: str, holders: Sequence[tuple[RankClass, ArraySpec]]) -> None:
+    """Refuse an array that two coordinates claim, and one that all take for another's."""
+    owners = {spec.alone: member.ranks[0] for member, spec in holders if not spec.tied}
+    if not owners:
+        ranks = sorted(member.ranks[0] for member, _ in holders)
+        raise StateError(
+            f"{path}: a rule ties a tensor of rank {ranks[0]} to it, but no rank has a tensor of "
+            "this name; correct the name that tied(...) gives"
+        )
+    claims = sorted((rank, alone) for alone, rank in owners.items() if alone)
+    if len(claims) > 1:
+        (one, here), (other, there) = claims[:2]
+        raise StateError(
+            f"{path}: rank {one} holds it alone with {here}, and rank {other} with {there}; two "
+            "tensors need two names, renamed(...), and one that several ranks share is tied(...) "
+            "or replicated"
+        )
+
+
 def _check_present(
     path: str, shape: Index, described: Sequence[tuple[tuple[int, ...], Partition | None]]
 ) -> None:
@@ -152,7 +177,8 @@ def _check_present(
                 raise StateError(
                     f"{path}: rank {rank} holds {pieces[0].box} of shape {shape} by the mesh and "
                     f"placements that rank {min(having)} gives, but its own state has no such "
-                    "tensor; put the tensor into the state on every rank of its mesh"
+                    "tensor; put the tensor into the state on every rank of its mesh (in a "
+                    "specification unique(axis) says that others do not have it)"
                 )
 
 
@@ -180,7 +206,8 @@ def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
     rows = []
     for spec in specs:
         number = partitions.setdefault(spec.partition, len(partitions))
-        rows.append([spec.path, spec.shape, spec.dtype, spec.dimension_names, number, spec.codec])
+        row = [spec.path, spec.shape, spec.dtype, spec.dimension_names, number, spec.codec]
+        rows.append([*row, spec.alone, spec.tied] if spec.alone or spec.tied else row)
     table = [
         None
         if each is None
@@ -210,8 +237,8 @@ def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
             Partition(axes, ranks, tuple(map(_split_from_json, splits)), tuple(padded))
         )
     return tuple(
-        ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number], codec)
-        for path, shape, dtype, names, number, codec in rows
+        ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number], codec, *rest)
+        for path, shape, dtype, names, number, codec, *rest in rows
     )
 
 

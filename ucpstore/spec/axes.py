@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from ucpstore.errors import StateError
 from ucpstore.geometry import Index
@@ -27,13 +26,15 @@ class Axes:
         self.sizes = dict(sizes)
         count = math.prod(self.sizes.values())
         self.ranks = tuple(range(count)) if ranks is None else tuple(ranks)
+        if any(type(rank) is not int for rank in self.ranks):
+            raise StateError(f"ranks must be whole numbers, but they are {list(self.ranks)}")
         if len(self.ranks) != count or len(set(self.ranks)) != count:
             raise StateError(
                 f"the axes {self} have {count} places, but {len(self.ranks)} ranks are given, "
                 f"{len(set(self.ranks))} of them different; give one rank for each place"
             )
         self._at = {rank: position for position, rank in enumerate(self.ranks)}
-        self._mesh = lru_cache(maxsize=256)(self._lay_out)
+        self._meshes: dict[object, tuple[Index, Index]] = {}
 
     def __str__(self) -> str:
         return " x ".join(f"{name}={size}" for name, size in self.sizes.items()) or "(none)"
@@ -59,17 +60,20 @@ class Axes:
         self, order: Sequence[tuple[str, ...]], fixed: Mapping[str, int]
     ) -> tuple[Index, Index]:
         """Extents and ranks of a mesh whose axes are groups of ours, some coordinates fixed."""
-        return self._mesh(tuple(order), tuple(fixed.items()))
+        key = (tuple(order), tuple(fixed.items()))
+        if key not in self._meshes:
+            self._meshes[key] = self._lay_out(order, fixed)
+        return self._meshes[key]
 
     def _lay_out(
-        self, order: tuple[tuple[str, ...], ...], fixed: tuple[tuple[str, int], ...]
+        self, order: Sequence[tuple[str, ...]], fixed: Mapping[str, int]
     ) -> tuple[Index, Index]:
         steps: dict[str, int] = {}
         step = 1
         for name, size in reversed(self.sizes.items()):
             steps[name] = step
             step *= size
-        start = sum(coordinate * steps[name] for name, coordinate in fixed if name in steps)
+        start = sum(coordinate * steps[name] for name, coordinate in fixed.items() if name in steps)
         offsets = [
             range(0, self.sizes[name] * steps[name], steps[name])
             for group in order

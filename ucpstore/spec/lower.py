@@ -26,7 +26,8 @@ class Lowered:
     """One tensor as all ranks see it.
 
     `key` is its name in the state's tree, `name` that of the array, another one where it is `tied`
-    to a tensor of other ranks. Stored values are the own ones times `scale`.
+    to a tensor of other ranks. Stored values are the own ones times `scale`. `alone` are the
+    coordinates, such as `pp=0`, whose ranks alone hold it by its rule.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Lowered:
     partition: Partition
     scale: int
     rule: str
+    alone: str = ""
 
     @property
     def tied(self) -> bool:
@@ -66,13 +68,17 @@ def lower(
         here = [cut for cut in cuts if _dim(where, cut.dim, shape) == dim]
         whole[dim] = _extent(where, shape[dim], dim, here, axes, coordinates)
     for cut in cuts:
-        sizes = cut.sizes
-        splits.append(Split(_dim(where, cut.dim, shape), sections=cut.sections, sizes=sizes))
+        dim = _dim(where, cut.dim, shape)
+        splits.append(Split(dim, sections=cut.sections, sizes=cut.sizes))
         order.append(cut.axes)
     real = list(whole)
+    padded: set[int] = set()
     for part in parts:
         if isinstance(part, Padded):
             dim = _dim(where, part.dim, shape)
+            if dim in padded:
+                raise StateError(f"{where}: padded names dimension {dim} twice; name it once")
+            padded.add(dim)
             if part.size > whole[dim]:
                 raise StateError(
                     f"{where}: padded({part.dim}, {part.size}) says that {part.size} elements are "
@@ -104,6 +110,7 @@ def lower(
         Partition(extents, ranks, tuple(splits), tuple(whole) if real != whole else ()),
         axes.size([a for part in parts if isinstance(part, Scaled) for a in part.axes]),
         rule,
+        ", ".join(f"{axis}={at}" for axis, at in fixed.items() if axes.size((axis,)) > 1),
     )
 
 
@@ -180,14 +187,17 @@ def _extent(
     (cut,) = cuts
     if cut.sizes and len(cut.sizes) != count:
         raise StateError(
-            f"{where}: sizes has {len(cut.sizes)} parts, but {'x'.join(cut.axes)} has {count}"
+            f"{where}: sizes has {len(cut.sizes)} parts, but {'x'.join(cut.axes)} has {count} "
+            "coordinates; give one size for each"
         )
     for section in cut.sections:
         if section % (count * cut.unit):
             raise StateError(
                 f"{where}: a section of {section} elements of dimension {dim} cannot be cut over "
                 f"{'x'.join(cut.axes)}={count} in whole units of {cut.unit}; choose a size of the "
-                "axis that divides it"
+                "axis that divides it. Where ranks share a head, so that the axis is larger than "
+                "the number of heads, the fused tensor has no one order: keep query, key and value "
+                "in tensors of their own"
             )
     total = cut.size if cut.size is not None else sum(cut.sizes or cut.sections)
     position = 0
@@ -201,7 +211,9 @@ def _extent(
     if own != expected:
         raise StateError(
             f"{where}: of {total} elements of dimension {dim} coordinate {position} of "
-            f"{'x'.join(cut.axes)}={count} should hold {expected}, but this rank's tensor has {own}"
+            f"{'x'.join(cut.axes)}={count} should hold {expected}, but this rank's tensor has "
+            f"{own}; are the lengths of the rule those of the whole dimension, and is the axis the "
+            "right one?"
         )
     _check_unit(where, own, dim, cuts)
     return total
@@ -212,5 +224,6 @@ def _check_unit(where: str, own: int, dim: int, cuts: Sequence[Shard]) -> None:
         if own % cut.unit:
             raise StateError(
                 f"{where}: {own} elements of dimension {dim} on this rank are no whole number of "
-                f"units of {cut.unit}"
+                f"units of {cut.unit}; choose a size of the axis that cuts between units, or give "
+                "the parts as sizes="
             )

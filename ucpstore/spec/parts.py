@@ -95,11 +95,11 @@ def shard(
             f"shard({dim}, {axis!r}): give at most one of size, sizes and sections; they all say "
             "how long the whole dimension is"
         )
-    lengths = (*sizes, *sections, unit, *(() if size is None else (size,)))
+    lengths: tuple[object, ...] = (*sizes, *sections, unit, 0 if size is None else size)
     if type(dim) is not int or any(type(n) is not int or n < 0 for n in lengths) or unit == 0:
         raise StateError(
-            f"shard({dim!r}, {axis!r}): dim, size, sizes, sections and unit are whole numbers of "
-            f"elements, but they are {lengths}"
+            f"shard({dim!r}, {axis!r}, size={size!r}, sizes={sizes!r}, sections={sections!r}, "
+            f"unit={unit!r}): all but the axis are whole numbers, not below 0, the unit above 0"
         )
     return Shard(dim, _axes(axis, "shard"), size, tuple(sizes), tuple(sections), unit)
 
@@ -148,7 +148,7 @@ def renamed(name: Callable[[str, Mapping[str, int]], str]) -> Part:
 
 
 def tied(name: str) -> Part:
-    """It is the tensor of the full name `name`, which other ranks hold.
+    """It is the tensor that is stored under the full name `name`, which another rule matches.
 
     As the head in the last pipeline stage that is the embedding in the first. One array is stored,
     and the ranks' values are compared as `check_replicas` says.
@@ -161,7 +161,8 @@ def tied(name: str) -> Part:
 def _axes(axes: str | Sequence[str], what: str) -> AxisNames:
     names = (axes,) if isinstance(axes, str) else tuple(axes)
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise StateError(f"{what}: name at least one axis, e.g. {what}(..., 'tp'); got {axes!r}")
+        example = "shard(0, 'tp')" if what == "shard" else f"{what}('tp')"
+        raise StateError(f"{what}: name at least one axis, e.g. {example}; got {axes!r}")
     if len(set(names)) != len(names):
         raise StateError(f"{what}: the axes {names} are not all different")
     return names

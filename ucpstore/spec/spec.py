@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from fnmatch import translate
+from typing import TYPE_CHECKING
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import ArraySpec, Flat, Index, RankClass, fragments, merge
+from ucpstore.geometry import Flat, Index
 from ucpstore.spec.axes import Axes
 from ucpstore.spec.lower import Lowered, key_of, lower
 from ucpstore.spec.parts import AxisNames, Part, Renamed, Replicate, Scaled, Shard, Tied, Unique
+from ucpstore.spec.simulate import prove, table
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,19 +51,31 @@ class Spec:
         unique: Sequence[str] = (),
         ranks: Sequence[int] | None = None,
     ) -> None:
-        of_mesh = not isinstance(axes, Mapping)
+        self._of_mesh = not isinstance(axes, Mapping)
         if not isinstance(axes, Mapping):
+            if ranks is not None:
+                raise StateError(
+                    "ranks: a DeviceMesh says itself which ranks it has; give names and sizes as "
+                    "axes, or leave ranks out"
+                )
             axes, ranks = _from_mesh(axes)
-        self.axes = Axes(axes, ranks)
-        both = sorted({*replicate} & {*unique})
-        if isinstance(replicate, str) or isinstance(unique, str) or both:
+        if not isinstance(rules, Mapping):
             raise StateError(
-                f"replicate={replicate!r} and unique={unique!r} must be lists of names of axes, "
-                "and have none in common"
+                "rules must be a dict of patterns of names and what they say, as "
+                f"{{'model.*.weight': shard(0, 'tp')}}, but they are a {type(rules).__name__}"
             )
-        self._replicate, self._unique = tuple(replicate), tuple(unique)
-        self._of_mesh = ranks is not None and of_mesh
+        self.axes = Axes(axes, ranks)
+        self._replicate = _default("replicate", replicate)
+        self._unique = _default("unique", unique)
+        both = sorted({*self._replicate} & {*self._unique})
+        if both:
+            raise StateError(
+                f"replicate and unique of a Spec both name {', '.join(both)}; an axis does one "
+                "thing to the tensors whose rules do not name it"
+            )
         self._rules = {pattern: _parts(pattern, rule) for pattern, rule in rules.items()}
+        self._expressions = tuple((_expression(pattern), pattern) for pattern in self._rules)
+        self._matched: dict[str, Pattern | None] = {}
 
     def __repr__(self) -> str:
         return f"<Spec {self.axes}, {len(self._rules)} rules>"
@@ -82,13 +95,13 @@ class Spec:
         coordinates = self.axes.coordinates(rank)
         pattern = self._match(name)
         if pattern is None and any(size > 1 for size in self.axes.sizes.values()):
-            near = [p for p in self._rules if isinstance(p, str) and _near(p, name)]
-            hint = f"; near are {', '.join(map(_shown, near[:5]))}" if near else ""
+            near = [_shown(each) for each in self._rules if _near(each, name)]
+            hint = f"; near are {', '.join(near[:5])}" if near else ""
+            several = ", ".join(repr(axis) for axis, n in self.axes.sizes.items() if n > 1)
             raise StateError(
                 f"{name}: none of the {len(self._rules)} rules of the specification matches, and "
                 f"nothing is guessed over {self.axes}; add a rule, e.g. "
-                f"{{{name!r}: replicate({next(iter(self.axes.sizes))!r})}} for a tensor that all "
-                f"ranks hold{hint}"
+                f"{{{name!r}: replicate({several})}} for a tensor that all ranks hold{hint}"
             )
         own = () if pattern is None else self._rules[pattern]
         taken = {axis for part in own if isinstance(part, _PLACES) for axis in part.axes}
@@ -129,8 +142,10 @@ class Spec:
             ranks = tuple(of_global.get(rank, -1) for rank in ranks)
         if sorted(ranks) != sorted(of_global.values()):
             raise StateError(
-                f"the axes {self.axes} of the specification are for {len(ranks)} ranks, but the "
-                f"process group of the call has {len(of_global)}; give the sizes of this job"
+                f"the axes {self.axes} of the specification are for {len(ranks)} ranks "
+                f"{_few(self.axes.ranks)}, but the process group of the call has {len(of_global)}, "
+                f"{_few(of_global if self._of_mesh else of_global.values())}; give the sizes of "
+                "this job, and the process group whose ranks lie on the axes"
             )
         if ranks == self.axes.ranks:
             return self
@@ -143,53 +158,51 @@ class Spec:
         return () if pattern is None else self._rules[pattern]
 
     def _match(self, name: str) -> Pattern | None:
-        found = [pattern for pattern in self._rules if _matches(pattern, name)]
-        if len(found) > 1:
-            raise StateError(
-                f"{name}: the rules {' and '.join(map(_shown, found))} both match; make one of "
-                "them narrower, or write one rule"
-            )
-        return found[0] if found else None
+        if name not in self._matched:
+            found = [each for expression, each in self._expressions if expression(name)]
+            if len(found) > 1:
+                raise StateError(
+                    f"{name}: the rules {' and '.join(map(_shown, found))} both match; make one of "
+                    "them narrower, or write one rule"
+                )
+            self._matched[name] = found[0] if found else None
+        return self._matched[name]
 
     def explain(self, state: object, rank: int = 0) -> str:
-        """A table of what `rank` holds: name, rule, own shape, array, and its pieces.
+        """A table of what `rank` holds: name, rule, own shape, array, its shape, and the pieces.
 
-        `state` is a module (on any device, meta too) or a dict of tensors or shapes, as that rank
-        has it; no process group is needed, so a job can be looked at from anywhere.
+        `state` is as that rank has it for `save`, a dict of items, or has shapes instead of
+        tensors, {"model": {"embed.weight": (16, 64)}}. Optimizers are left out: their states follow
+        the parameters. No process group is needed, so a job can be looked at from anywhere.
         """
-        rows = [("name", "rule", "own shape", "array", "shape", "pieces")]
-        for name, shape in _shapes(state).items():
-            found = self.lower(name, shape, rank)
-            pieces = fragments(found.partition, found.shape).get(rank, ())
-            shown = ", ".join(
-                "[" + ", ".join(f"{o}:{e}" for o, e in zip(b.offset, b.stop, strict=True)) + "]"
-                for b in (piece.box for piece in pieces)
-            )
-            rows.append((name, found.rule, str(shape), found.name, str(found.shape), shown))
-        widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        return "\n".join(
-            "  ".join([*(t.ljust(w) for t, w in zip(row, widths, strict=False)), row[5]]).rstrip()
-            for row in rows
-        )
+        return table(self.lower, state, rank)
 
     def prove(self, states: Sequence[object]) -> None:
         """Prove that every element of every array is held, given what every rank of a job has.
 
-        `states` are as in `explain`, one for each rank. Raises StateError, naming the array and
-        the boxes, where there is a gap, an overlap, or a disagreement.
+        `states` are as in `explain`, one for each rank in rising order. Raises StateError, naming
+        the array and the boxes, where there is a gap, an overlap, or a disagreement, as `save`
+        would before it writes.
         """
-        classes = []
-        for rank, state in enumerate(states):
-            specs = []
-            for name, shape in _shapes(state).items():
-                found = self.lower(name, shape, rank)
-                names = tuple(f"{found.name}:{dim}" for dim in range(len(found.shape)))
-                specs.append(ArraySpec(found.name, found.shape, "float32", names, found.partition))
-            classes.append(RankClass((rank,), tuple(specs)))
-        merge(classes)
+        prove(self.lower, states, self.axes.ranks)
+
+
+def _default(what: str, axes: object) -> tuple[str, ...]:
+    names = tuple(axes) if isinstance(axes, Sequence) and not isinstance(axes, str) else (axes,)
+    if isinstance(axes, str) or not all(isinstance(name, str) and name for name in names):
+        raise StateError(
+            f"{what} of a Spec must be a list of names of axes, as {what}=('dp',), but it is "
+            f"{axes!r}"
+        )
+    return names
 
 
 def _from_mesh(mesh: DeviceMesh) -> tuple[dict[str, int], Sequence[int]]:
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise StateError(
+            "axes must be names with sizes, as {'dp': 2, 'tp': 4}, or a DeviceMesh, but they are "
+            f"a {type(mesh).__name__}"
+        )
     names = mesh.mesh_dim_names
     if not names:
         raise StateError(
@@ -203,40 +216,39 @@ def _from_mesh(mesh: DeviceMesh) -> tuple[dict[str, int], Sequence[int]]:
 def _parts(pattern: object, rule: Part | Sequence[Part]) -> tuple[Part, ...]:
     if not isinstance(pattern, (str, re.Pattern)):
         raise StateError(f"a rule's pattern is a glob or a compiled expression, not {pattern!r}")
-    parts = tuple(rule) if isinstance(rule, Sequence) else (rule,)
+    parts = tuple(rule) if isinstance(rule, (list, tuple)) else (rule,)
     for part in parts:
         if not isinstance(part, Part):
             raise StateError(
                 f"rule {_shown(pattern)}: {part!r} is nothing that a rule can say; use shard, "
                 "replicate, unique, padded, scaled, renamed and tied of ucpstore.spec"
             )
+    for kind in (Renamed, Tied):
+        if sum(isinstance(part, kind) for part in parts) > 1:
+            raise StateError(
+                f"rule {_shown(pattern)}: it says {kind.__name__.lower()} twice; a tensor has one "
+                "name"
+            )
     return parts
 
 
-def _matches(pattern: Pattern, name: str) -> bool:
-    if isinstance(pattern, str):
-        return fnmatchcase(name, pattern)
-    return pattern.fullmatch(name) is not None
+def _expression(pattern: Pattern) -> Callable[[str], object]:
+    return (re.compile(translate(pattern)) if isinstance(pattern, str) else pattern).fullmatch
 
 
 def _shown(pattern: Pattern) -> str:
     return repr(pattern if isinstance(pattern, str) else pattern.pattern)
 
 
-def _near(pattern: str, name: str) -> bool:
-    return pattern.rpartition(".")[2] == name.rpartition(".")[2]
+def _few(ranks: Iterable[int]) -> str:
+    """Ranks in order, the first of them where there are many."""
+    ordered = sorted(ranks)
+    return str(ordered) if len(ordered) <= 8 else f"[{', '.join(map(str, ordered[:8]))}, ...]"
 
 
-def _shapes(state: object) -> dict[str, Index]:
-    found: Any = state
-    if hasattr(found, "state_dict"):
-        found = found.state_dict(keep_vars=True)
-    if not isinstance(found, Mapping):
-        raise StateError(
-            f"give a module or a dict of tensors or shapes, not a {type(state).__name__}"
-        )
-    shapes = {str(name): getattr(value, "shape", value) for name, value in found.items()}
-    return {name: tuple(map(int, shape)) for name, shape in shapes.items()}
+def _near(pattern: Pattern, name: str) -> bool:
+    text = pattern if isinstance(pattern, str) else pattern.pattern
+    return text.rpartition(".")[2] == name.rpartition(".")[2]
 
 
 def check_spec(spec: object) -> Spec | None:

@@ -1,0 +1,136 @@
+"""What ranks of a job hold by a specification, told and proved without the job.
+
+A state here is as `save` takes it, or with shapes in place of tensors: a dict of modules (on any
+device, meta too), tensors, tuples of whole numbers, and dicts and lists of such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ucpstore.errors import StateError
+from ucpstore.geometry import ArraySpec, Index, Partition, RankClass, fragments, merge
+from ucpstore.spec.lower import Lowered
+
+Lower = Callable[[str, Index, int], Lowered]
+"""Of a full name, a shape, and a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor of a state. One that `tells` its own arrangement, as a DTensor, needs no rule."""
+
+    name: str
+    shape: Index
+    dtype: str
+    tells: bool
+
+
+def leaves(state: object) -> tuple[Leaf, ...]:
+    """The tensors of a state, in order; no optimizers, whose states follow their parameters."""
+    if not isinstance(state, Mapping):
+        raise StateError(
+            "give the state as a rank saves it, a dict of items, e.g. {'model': model}, not a "
+            f"{type(state).__name__}; tensors may be their shapes, {{'model': {{'w': (4, 3)}}}}"
+        )
+    return tuple(_walk(state, ""))
+
+
+def _walk(value: Any, name: str) -> Iterator[Leaf]:
+    inside = f"{name}." if name else ""
+    if hasattr(value, "shape"):
+        shape = tuple(map(int, value.shape))
+        # A rank's 0-d tensor is a value like any other, but for those of modules.
+        if shape:
+            yield _leaf(name, shape, value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _walk(item, f"{inside}{key}")
+    elif hasattr(value, "named_parameters") and hasattr(value, "state_dict"):
+        for key, item in value.state_dict(keep_vars=True).items():
+            if hasattr(item, "shape"):
+                yield _leaf(f"{inside}{key}", tuple(map(int, item.shape)), item)
+    elif isinstance(value, tuple) and value and all(type(n) is int for n in value):
+        yield _leaf(name, value, None)
+    elif isinstance(value, (list, tuple)):
+        for at, item in enumerate(value):
+            yield from _walk(item, f"{inside}{at}")
+
+
+def _leaf(name: str, shape: Index, tensor: object) -> Leaf:
+    dtype = str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+    return Leaf(name, shape, dtype, hasattr(tensor, "placements"))
+
+
+def table(lower: Lower, state: object, rank: int) -> str:
+    """One line for each tensor of a rank; see `Spec.explain`."""
+    rows = [("name", "rule", "own shape", "array", "shape", "pieces")]
+    for leaf in leaves(state):
+        if leaf.tells:
+            rows.append((leaf.name, "(DTensor)", "", leaf.name, str(leaf.shape), ""))
+            continue
+        found = lower(leaf.name, leaf.shape, rank)
+        pieces = fragments(found.partition, found.shape).get(rank, ())
+        shown = " ".join(map(_bounds, (piece.box for piece in pieces))) or "nothing"
+        if found.scale != 1:
+            shown += f" times {found.scale}"
+        rows.append((leaf.name, found.rule, str(leaf.shape), found.name, str(found.shape), shown))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = []
+    for *cells, last in rows:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("  ".join([*padded, last]).rstrip())
+    return "\n".join(lines)
+
+
+def _bounds(box: Any) -> str:
+    """As one would index the array."""
+    return "[" + ", ".join(f"{o}:{e}" for o, e in zip(box.offset, box.stop, strict=True)) + "]"
+
+
+def prove(lower: Lower, states: Sequence[object], ranks: Sequence[int]) -> None:
+    """Refuse what a save by `ranks` with these states would refuse; see `Spec.prove`."""
+    if len(states) != len(ranks):
+        raise StateError(
+            f"prove takes the states of all ranks in rising order: {len(ranks)} by the axes of the "
+            f"specification, but it got {len(states)}"
+        )
+    same: dict[object, Partition] = {}
+    classes: dict[object, tuple[list[int], tuple[ArraySpec, ...]]] = {}
+    for rank, state in zip(sorted(ranks), states, strict=True):
+        specs: dict[str, ArraySpec] = {}
+        for leaf in leaves(state):
+            if leaf.tells:
+                continue
+            spec = _described(lower(leaf.name, leaf.shape, rank), leaf, same)
+            known = specs.setdefault(spec.path, spec)
+            if known.shape != spec.shape:
+                raise StateError(
+                    f"{leaf.name}: on rank {rank} it is stored as {spec.path} of shape "
+                    f"{spec.shape}, as which another tensor has shape {known.shape}"
+                )
+            if known.tied and not spec.tied:
+                specs[spec.path] = spec
+        # Partitions of many ranks are slow to hash, and one object where they are equal.
+        key = tuple(
+            (s.path, s.shape, s.dtype, s.alone, s.tied, id(s.partition)) for s in specs.values()
+        )
+        classes.setdefault(key, ([], tuple(specs.values())))[0].append(rank)
+    merge([RankClass(tuple(members), specs) for members, specs in classes.values()])
+
+
+def _described(found: Lowered, leaf: Leaf, same: dict[object, Partition]) -> ArraySpec:
+    cut = found.partition
+    partition = same.setdefault((cut.axes, id(cut.ranks), cut.splits, cut.padded), cut)
+    names = tuple(f"{found.name}:{dim}" for dim in range(len(found.shape)))
+    return ArraySpec(
+        found.name,
+        found.shape,
+        leaf.dtype,
+        names,
+        partition,
+        alone=found.alone,
+        tied=found.tied,
+    )
