@@ -90,6 +90,12 @@ def shard(
     behind the other, whatever the size of the axis. `unit` is what may not be cut, such as the
     rows of one attention head. Several axes, the outermost first, count as one.
     """
+    for name, given in (("sizes", sizes), ("sections", sections)):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise StateError(
+                f"shard({dim!r}, {axis!r}): {name} must be a list of numbers of elements, but it "
+                f"is {given!r}"
+            )
     if sum((size is not None, bool(sizes), bool(sections))) > 1:
         raise StateError(
             f"shard({dim}, {axis!r}): give at most one of size, sizes and sections; they all say "
@@ -159,7 +165,7 @@ def tied(name: str) -> Part:
 
 
 def _axes(axes: str | Sequence[str], what: str) -> AxisNames:
-    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    names = (axes,) if isinstance(axes, str) or not isinstance(axes, Sequence) else tuple(axes)
     if not names or not all(isinstance(name, str) and name for name in names):
         example = "shard(0, 'tp')" if what == "shard" else f"{what}('tp')"
         raise StateError(f"{what}: name at least one axis, e.g. {example}; got {axes!r}")
