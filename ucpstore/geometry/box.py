@@ -36,10 +36,17 @@ class Box:
 
     def intersect(self, other: Box) -> Box | None:
         """The region that both boxes cover, or None where they do not meet or it is empty."""
-        offset = tuple(map(max, self.offset, other.offset))
-        stop = tuple(map(min, self.stop, other.stop))
-        shape = tuple(e - o for o, e in zip(offset, stop, strict=True))
-        return Box(offset, shape) if all(n > 0 for n in shape) else None
+        offset, shape = [], []
+        for one, length, two, extent in zip(
+            self.offset, self.shape, other.offset, other.shape, strict=True
+        ):
+            start = one if one > two else two
+            stop = min(one + length, two + extent)
+            if start >= stop:
+                return None
+            offset.append(start)
+            shape.append(stop - start)
+        return Box(tuple(offset), tuple(shape))
 
     def contains(self, other: Box) -> bool:
         """Whether every element of `other` lies in this box."""

@@ -223,20 +223,22 @@ def _extent(ranges: Ranges) -> Index:
 
 def _pieces(ranges: Ranges, shape: Index, box: Box) -> list[Piece]:
     """What a box of a block holds of the array; no padding."""
+    # each dimension's spans: where they start in the array and in the block, and their lengths
     by_dim: list[list[tuple[int, int, int]]] = []
     for kept, extent, first, length in zip(ranges, shape, box.offset, box.shape, strict=True):
         local, last = 0, first + length
         spans = []
         for start, stop in kept:
-            begin = max(first, local)
-            end = min(last, local + min(stop, extent) - start)
+            begin = first if first > local else local
+            end = min(last, local + stop - start, local + extent - start)
             if begin < end:
                 spans.append((start + begin - local, begin, end - begin))
             local += stop - start
+        if not spans:
+            return []
         by_dim.append(spans)
     pieces = []
     for chosen in itertools.product(*by_dim):
-        extents = tuple([n for _, _, n in chosen])
-        here, there = tuple([g for g, _, _ in chosen]), tuple([o for _, o, _ in chosen])
-        pieces.append(Piece(Box(here, extents), Box(there, extents)))
+        there, here, extents = tuple(zip(*chosen, strict=True)) or ((), (), ())
+        pieces.append(Piece(Box(there, extents), Box(here, extents)))
     return pieces

@@ -65,8 +65,9 @@ def cut_layout(layout: Layout, itemsize: int, options: Options) -> Cut:
     boxes = {index: grid.object_box(index) for index in grid.object_indices()}
     parts: dict[Index, list[Part]] = {index: [] for index in boxes}
     for block in layout.blocks:
-        for index in grid.objects_touching(block.box):
-            common = block.box.intersect(boxes[index])
+        touched = list(grid.objects_touching(block.box))
+        for index in touched:
+            common = block.box if len(touched) == 1 else block.box.intersect(boxes[index])
             if common is not None:
                 parts[index].append(Part(block, common))
     objects = tuple(
