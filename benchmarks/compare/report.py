@@ -30,7 +30,8 @@ little, ratios say more.
 - The bare loop writes the same bytes in objects of one size, with a crc32c each, by four threads a
   rank, and does nothing else: no names, no metadata, no commit, no other arrangement. The best of
   three sizes is shown. It syncs every file by itself; *synced together* it begins to write all
-  files and then syncs them, as ucpstore does.
+  files and then syncs them, as ucpstore does. *Of chunks* it has chunks of 512 by 1024 elements, as
+  arrays that can be read under another arrangement need them, and copies each into its place.
 - *warm* means that the page cache holds the files, *cold* that it was dropped before.
 """
 
