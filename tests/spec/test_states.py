@@ -229,7 +229,7 @@ def test_names_that_meet_or_leave_their_module_are_refused() -> None:
     )
     text = refused(lambda: save([{"model": model}], spec("other.c")))
     assert text == (
-        "a rule gives a tensor of model the name 'other.c'; full names of what lies there must "
+        "model.a: a rule gives it the name 'other.c', but full names of what lies in model must "
         "begin with 'model.'"
     )
     saved = save([{"model": model}], None)

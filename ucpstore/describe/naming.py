@@ -53,7 +53,9 @@ def modules_of(state: object, ranks: Ranks) -> tuple[Named, ...]:
 def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -> Iterator[Named]:
     if isinstance(value, nn.Module):
         own = parameter_names(value, place.shown)
-        names = {each: place.inside(ranks.stored(place.full(own[each]))) for each in own}
+        names = {
+            each: place.inside(ranks.stored(place.full(name)), name) for each, name in own.items()
+        }
         yield Named(keys, place.shown, names, own)
     elif is_plain(value):
         return
@@ -70,7 +72,7 @@ def keys_of(found: Sequence[Entry], place: Place, ranks: Ranks) -> dict[str, Ent
     """The entries of the module at `place` by their keys in the tree, which rules may rename."""
     keys: dict[str, Entry] = {}
     for entry in found:
-        key = place.inside(ranks.key(place.full(entry.name)))
+        key = place.inside(ranks.key(place.full(entry.name)), entry.name)
         if key in keys:
             raise StateError(
                 f"{place.full(entry.name)} and {place.full(keys[key].name)}: rules give both the "

@@ -35,13 +35,16 @@ class Place:
         """The full name of what has the name `name` below this place."""
         return f"{self.shown}.{name}" if self.depth else name
 
-    def inside(self, full_name: str) -> str:
-        """The name below this place; StateError where a rule puts the full name elsewhere."""
+    def inside(self, full_name: str, own: str) -> str:
+        """The name below this place of what a rule gives the full name, in place of `own`.
+
+        StateError where that lies elsewhere.
+        """
         start = self.full("")
         if not full_name.startswith(start):
             raise StateError(
-                f"a rule gives a tensor of {self.shown} the name {full_name!r}; full names of what "
-                f"lies there must begin with {start!r}"
+                f"{self.full(own)}: a rule gives it the name {full_name!r}, but full names of what "
+                f"lies in {self.shown} must begin with {start!r}"
             )
         return full_name[len(start) :]
 

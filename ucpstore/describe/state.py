@@ -201,7 +201,7 @@ class _SaveWalk:
         full_name = module.full(entry.name)
         stored = self.ranks.stored(full_name)
         tied = stored != self.ranks.key(full_name)
-        at = module.child(module.inside(stored), ()) if tied else inside
+        at = module.child(module.inside(stored, entry.name), ()) if tied else inside
         identity = ("identity", id(tensor))
         node = self._array(tensor, at, identity=identity, full_name=full_name)
         return {"link": at.path} if tied and array_path(node) == at.path else node
@@ -226,7 +226,7 @@ class _SaveWalk:
         for key, held in found.items():
             names = dimension_names(key, len(held.shape))
             inside = place.child(key, found)
-            pairs.append([key, self._put(held, held.views, inside, names, is_plain=True)])
+            pairs.append([key, self._put(held, inside, names, is_plain=True)])
         return {"dict": pairs}
 
     def _tensor(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
@@ -268,13 +268,11 @@ class _SaveWalk:
             self.first.update((key, place.path) for key in keys)
         if names is None:
             names = dimension_names(place.name, len(held.shape))
-        views = held.views
-        # A scaled tensor is added up from all ranks, each of which has its whole gradient.
-        if held.scale != 1 and not state:
-            views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
-        if state:  # of which a parameter may have some on one rank, and others on another
-            held = replace(held, alone="", tied=False)
-        return self._put(held, views, place, names, is_plain=not isinstance(tensor, DTensor))
+        if state:
+            # A parameter may have some states on one rank, and others on another. A scaled one is
+            # added up from all ranks, each of which has its whole gradient.
+            held = replace(held, alone="", tied=False, scale=1)
+        return self._put(held, place, names, is_plain=not isinstance(tensor, DTensor))
 
     def _owned(self, path: str, held: Held) -> None:
         """A rank may come to the tensor that others are tied to after one of those."""
@@ -286,7 +284,6 @@ class _SaveWalk:
     def _put(
         self,
         held: Held,
-        views: tuple[View, ...],
         place: Place,
         names: tuple[str, ...],
         *,
@@ -295,8 +292,19 @@ class _SaveWalk:
         dtype = self._stored_dtype(held.dtype, place)
         codec = self.codec_of(place.shown)
         spec = ArraySpec(
-            place.path, held.shape, dtype, names, held.partition, codec, held.alone, held.tied
+            place.path,
+            held.shape,
+            dtype,
+            names,
+            held.partition,
+            codec,
+            held.alone,
+            held.tied,
+            held.mean,
         )
+        views = held.views
+        if held.scale != 1:
+            views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
         if place.path in self.arrays:
             raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
         self.arrays[place.path] = LocalArray(spec, views, is_plain)
