@@ -27,11 +27,14 @@ class Flat:
     the names belong to: the rules of a specification for `model.embed.weight` hold for
     `embed.weight`.
 
+    `is_state` tells states of an optimizer from parameters and their masters. It has to be given
+    where a rule scales a tensor, for it scales no states.
+
     In a state it is a dict of whole tensors, each under its name, and it can be saved as the one
     and loaded as the other.
     """
 
-    __slots__ = ("of", "offsets", "over", "shapes", "tensor")
+    __slots__ = ("is_state", "of", "offsets", "over", "shapes", "tensor")
 
     def __init__(
         self,
@@ -41,12 +44,14 @@ class Flat:
         *,
         offsets: Mapping[str, int] | None = None,
         of: str = "model",
+        is_state: bool | None = None,
     ) -> None:
         self.tensor = tensor
         self.shapes = dict(shapes)
         self.over = over
         self.offsets = None if offsets is None else dict(offsets)
         self.of = of
+        self.is_state = is_state
 
     def __repr__(self) -> str:
         return f"<Flat of {len(self.shapes)} tensors, {self.tensor.numel()} elements here>"

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import ucpstore
 from ucpstore import Flat, Spec
-from ucpstore.spec import replicate, shard
+from ucpstore.spec import replicate, scaled, shard
 
 SHAPES = {"a": (37, 3), "b": (1000,), "c": (5, 4, 6), "d": (), "e": (700, 600), "f": (2, 0)}
 FUSED = (400, 200, 100)
@@ -218,3 +218,39 @@ def load_twice_into_one(url: str) -> str:
 def test_two_rows_in_the_same_memory_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     for told in ranks.run(2, load_twice_into_one, str(tmp_path / "s")):
         assert "o.b and o.a: the same memory in the target" in told
+
+
+def scaled_rows(url: str) -> dict[str, object]:
+    """Two tensor parallel ranks that each have a bias, divided by two, in a row of their own."""
+    spec = Spec({"tp": 2}, {"model.bias": scaled("tp"), "model.w": shard(0, "tp")})
+    bias, w = torch.tensor([1.5, -2.0]), torch.arange(3.0) + 3 * dist.get_rank()
+    found: dict[str, object] = {}
+    for is_state in (None, False, True):
+        part = torch.cat([bias, torch.tensor([-7.0]), w])
+        offsets = {"bias": 0, "w": 3}
+        shapes = {"bias": (2,), "w": (3,)}
+        row = Flat(part, shapes, (), offsets=offsets, is_state=is_state)
+        place = f"{url}-{is_state}"
+        try:
+            ucpstore.save(place, {"o": {"x": row}}, step=1, spec=spec)
+        except ucpstore.StateError as error:
+            found[str(is_state)] = str(error)
+            continue
+        expected = part.clone()
+        part.fill_(-7.0)
+        ucpstore.load(place, {"o": {"x": row}}, spec=spec)
+        stored = ucpstore.CheckpointStore(place).open()["o"]["x/bias"].read().tolist()
+        found[str(is_state)] = (torch.equal(part, expected), stored)
+        dist.barrier()
+    return found
+
+
+def test_a_scaled_tensor_is_scaled_in_a_row_of_parameters_only(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for found in ranks.run(2, scaled_rows, str(tmp_path / "s")):
+        assert "o.x.bias: rule 'model.bias' scales parameters and their masters" in str(
+            found["None"]
+        )
+        assert found["False"] == (True, [3.0, -4.0])
+        assert found["True"] == (True, [1.5, -2.0])

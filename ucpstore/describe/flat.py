@@ -11,11 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import Held, View, dtype_name, plain
-from ucpstore.errors import StateError
+from ucpstore.describe.tensors import Held, View, check_numbers, dtype_name, plain
+from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.geometry import Flat as FlatCut
 from ucpstore.geometry import Index, Partition, flat_views
+from ucpstore.spec import Lowered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +50,8 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
     for member in _members(flat, where):
         full_name = f"{flat.of}.{member.name}" if flat.of else member.name
         row = FlatCut(member.offset, max(local.numel(), 1))
-        shape, partition = _lowered(flat, ranks, full_name, member, row, where)
+        lowered = _lowered(flat, ranks, full_name, member, row, where)
+        partition = lowered.partition
         axis = partition.flat
         assert axis is not None
         parts = partition.axes[axis[0]]
@@ -59,12 +61,29 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
                 f"{parts * local.numel()}, but {member.name} of shape {member.shape} on this rank "
                 f"ends at {member.stop}; is a tensor or a part missing, or the axis wrong?"
             )
-        views = tuple(_views(local, partition, shape, ranks.rank, member.offset))
+        _check_values(flat, lowered, local, f"{where}.{member.name}")
+        views = tuple(_views(local, partition, lowered.shape, ranks.rank, member.offset))
         key = _key(flat, ranks, full_name, where)
         if key in found:
             raise StateError(f"{where}: rules give two tensors of the row the name {key}")
-        found[key] = Held(local, shape, dtype_name(local.dtype, where), partition, views)
+        dtype = dtype_name(local.dtype, where)
+        scale = 1 if flat.is_state else lowered.scale
+        found[key] = Held(local, lowered.shape, dtype, partition, views, scale)
     return found
+
+
+def _check_values(flat: Flat, lowered: Lowered, local: torch.Tensor, where: str) -> None:
+    check_numbers(lowered, local, where)
+    if lowered.mean:
+        raise UnsupportedError(
+            f"{where}: rule {lowered.rule} averages it, but parts of rows are not averaged; give "
+            "the tensors themselves, or average before saving"
+        )
+    if lowered.scale != 1 and flat.is_state is None:
+        raise StateError(
+            f"{where}: rule {lowered.rule} scales parameters and their masters, not states of an "
+            "optimizer; pass Flat(..., is_state=True) or is_state=False to say which these are"
+        )
 
 
 def _members(flat: Flat, where: str) -> Iterator[_Member]:
@@ -89,8 +108,8 @@ def _members(flat: Flat, where: str) -> Iterator[_Member]:
 
 def _lowered(
     flat: Flat, ranks: Ranks, full_name: str, member: _Member, row: FlatCut, where: str
-) -> tuple[Index, Partition]:
-    """The shape of the array and how it lies over the ranks."""
+) -> Lowered:
+    """The array of one tensor and how it lies over the ranks."""
     if isinstance(flat.over, DeviceMesh):
         mesh = ranks.mesh(flat.over, where)
         if len(mesh.axes) != 1:
@@ -100,18 +119,22 @@ def _lowered(
             )
         if ranks.rank not in mesh.ranks:
             raise StateError(f"{where}: this rank is not in the DeviceMesh of the Flat")
-        return member.shape, Partition(mesh.axes, mesh.ranks, (row,))
+        return _unruled(full_name, member, Partition(mesh.axes, mesh.ranks, (row,)))
     if ranks.spec is not None:
         axes = tuple(ranks.spec.axes.sizes) if flat.over is None else flat.over
         names = (axes,) if isinstance(axes, str) else tuple(axes)
-        lowered = ranks.spec.lower(full_name, member.shape, ranks.rank, (names, row))
-        return lowered.shape, lowered.partition
+        return ranks.spec.lower(full_name, member.shape, ranks.rank, (names, row))
     if flat.over is not None:
         raise StateError(
             f"{where}: the Flat is cut over {flat.over!r}, but there is no specification that says "
             "which ranks that axis has; pass spec=, a DeviceMesh, or None for all ranks"
         )
-    return member.shape, Partition((ranks.count,), tuple(range(ranks.count)), (row,))
+    everyone = tuple(range(ranks.count))
+    return _unruled(full_name, member, Partition((ranks.count,), everyone, (row,)))
+
+
+def _unruled(full_name: str, member: _Member, partition: Partition) -> Lowered:
+    return Lowered(full_name, full_name, member.shape, partition, 1, "(none)")
 
 
 def _key(flat: Flat, ranks: Ranks, full_name: str, where: str) -> str:

@@ -185,7 +185,17 @@ class Reads:
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
         self._check(held, path, place)
-        self.raw(path, *held.views)
+        self.raw(path, *self._unscaled(held))
+
+    def _unscaled(self, held: Held) -> tuple[View, ...]:
+        """The views to read into: others, of which these are made at the end, where scaled."""
+        if held.scale == 1:
+            return held.views
+        # With the present values, so that padding stays as it is.
+        read = tuple(View(v.tensor * held.scale, v.pieces) for v in held.views)
+        for own, whole in zip(held.views, read, strict=True):
+            self.values.append(partial(_divide, own.tensor, whole.tensor, held.scale))
+        return read
 
     def _check(self, held: Held, path: str, place: Place) -> None:
         info, own = self.info(path), tuple(held.local.shape)
@@ -198,12 +208,9 @@ class Reads:
         self.checked_dtype(info.dtype, held.local.dtype, place)
 
     def _fill(self, held: Held, path: str, *, is_state: bool) -> None:
-        partition, local, views = held.partition, held.local, held.views
+        partition, local = held.partition, held.local
         # A scaled tensor is added up from all ranks, each of which has its whole gradient.
-        if held.scale != 1 and not is_state:
-            whole = torch.empty_like(local)
-            views = tuple(View(whole, view.pieces) for view in views)
-            self.values.append(lambda: _fill(local, whole / held.scale))
+        views = held.views if is_state else self._unscaled(held)
         if partition is not None and partition.padded:
             self.values.append(lambda: _clear_padding(local, held.views))
         self.raw(path, *views)
@@ -277,6 +284,11 @@ def _clear_padding(local: torch.Tensor, views: Sequence[View]) -> None:
         for dim, extent in enumerate(local.shape):
             real = max((end[dim] for end in ends), default=0)
             local.narrow(dim, real, extent - real).zero_()
+
+
+def _divide(local: torch.Tensor, whole: torch.Tensor, by: int) -> None:
+    with torch.no_grad():
+        local.copy_(whole / by)
 
 
 def _fill(local: torch.Tensor, saved: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from ucpstore.describe.dtensor import cut_of, local_of
 from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.geometry import Box, Index, Partition, Piece, fragments
-from ucpstore.spec import Spec
+from ucpstore.spec import Lowered, Spec
 
 _LAZY: tuple[type, ...] = (
     torch.nn.parameter.UninitializedParameter,
@@ -45,7 +45,8 @@ class Held:
     `local` is a plain torch.Tensor, detached, of any device and strides, that shares memory with
     the tensor of the state. `views` show it, or parts of it, as boxes of the global `shape`.
     `partition` is None for a plain tensor, which every rank that has it holds whole. `scale` is by
-    what values are multiplied on their way into the store.
+    what values are multiplied on their way into the store; with `mean` those of all holders are
+    averaged there.
     """
 
     local: torch.Tensor
@@ -56,6 +57,7 @@ class Held:
     scale: int = 1
     alone: str = ""
     tied: bool = False
+    mean: bool = False
 
 
 def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None) -> Held:
@@ -83,10 +85,7 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
         return Held(local, shape, dtype, None, (View(local, whole(shape)),))
     lowered = ranks.spec.lower(name or where, shape, ranks.rank)
     tied = _is_tied(ranks.spec, ranks.rank, name, where)
-    if lowered.scale != 1 and not (local.is_floating_point() or local.is_complex()):
-        raise UnsupportedError(
-            f"{where}: rule {lowered.rule}: scaled is for floats, but the tensor has dtype {dtype}"
-        )
+    check_numbers(lowered, local, where)
     pieces = fragments(lowered.partition, lowered.shape).get(ranks.rank, ())
     return Held(
         local,
@@ -97,7 +96,20 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
         lowered.scale,
         lowered.alone,
         tied,
+        lowered.mean,
     )
+
+
+def check_numbers(lowered: Lowered, local: torch.Tensor, where: str) -> None:
+    """Refuse to calculate with what is no number of many digits."""
+    if local.is_floating_point() or local.is_complex():
+        return
+    for what, asked in (("scaled", lowered.scale != 1), ("average", lowered.mean)):
+        if asked:
+            raise UnsupportedError(
+                f"{where}: rule {lowered.rule}: {what} is for floats, but the tensor has dtype "
+                f"{dtype_name(local.dtype, where)}"
+            )
 
 
 def _is_tied(spec: Spec, rank: int, name: str | None, where: str) -> bool:

@@ -28,7 +28,7 @@ class ArraySpec:
     registry name. `partition` is None for a plain tensor: held whole by every rank describing it.
     `codec` is the array's compressor as JSON text. `alone` says, where a specification does, of
     which coordinates the ranks alone hold it, such as `pp=0`; `tied` that the rank stores another
-    tensor of its own as this one.
+    tensor of its own as this one. With `mean` the values of a block's holders are averaged.
     """
 
     path: str
@@ -39,6 +39,7 @@ class ArraySpec:
     codec: str | None = None
     alone: str = ""
     tied: bool = False
+    mean: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +70,7 @@ class GlobalArray:
     layout: Layout
     joined: bool = False
     codec: str | None = None
+    mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         holders = held[path]
         first_class, first = holders[0]
         for other_class, other in holders[1:]:
-            for name in ("shape", "dtype", "dimension_names", "codec"):
+            for name in ("shape", "dtype", "dimension_names", "codec", "mean"):
                 if getattr(first, name) != getattr(other, name):
                     plain = first.partition is None and other.partition is None
                     advice = _SAME_PLAIN if plain else _SAME_GLOBAL
@@ -139,6 +141,7 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
                 layout,
                 joined,
                 first.codec,
+                first.mean,
             )
         )
     return tuple(merged)
@@ -207,7 +210,8 @@ def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
     for spec in specs:
         number = partitions.setdefault(spec.partition, len(partitions))
         row = [spec.path, spec.shape, spec.dtype, spec.dimension_names, number, spec.codec]
-        rows.append([*row, spec.alone, spec.tied] if spec.alone or spec.tied else row)
+        said = [spec.alone, spec.tied, spec.mean]
+        rows.append([*row, *said] if any(said) else row)
     table = [
         None
         if each is None

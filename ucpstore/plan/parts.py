@@ -32,8 +32,9 @@ class Part:
 class CutObject:
     """One object: its stored bytes, its parts in order, and the ranks that may own it.
 
-    The parts are disjoint and cover the object. `shared` says that no rank holds all of it;
-    `sole_senders` is then {rank: part numbers} where every part is held by one rank only.
+    The parts are disjoint and cover the object. `shared` says that no rank has all of it, or that
+    the mean of several ranks' values is stored; `sole_senders` is then {rank: part numbers} where
+    there is no choice who sends what.
     """
 
     index: Index
@@ -59,8 +60,11 @@ class Cut:
     shared_objects: Index
 
 
-def cut_layout(layout: Layout, itemsize: int, options: Options) -> Cut:
-    """Choose the grid and find every object's parts and candidates."""
+def cut_layout(layout: Layout, itemsize: int, options: Options, *, mean: bool = False) -> Cut:
+    """Choose the grid and find every object's parts and candidates.
+
+    With `mean` every holder of a part sends it, for their mean is stored.
+    """
     grid = choose_grid(layout, itemsize, options)
     boxes = {index: grid.object_box(index) for index in grid.object_indices()}
     parts: dict[Index, list[Part]] = {index: [] for index in boxes}
@@ -71,7 +75,8 @@ def cut_layout(layout: Layout, itemsize: int, options: Options) -> Cut:
             if common is not None:
                 parts[index].append(Part(block, common))
     objects = tuple(
-        _cut_object(grid, index, itemsize, parts[index], box.size) for index, box in boxes.items()
+        _cut_object(grid, index, itemsize, parts[index], box.size, mean=mean)
+        for index, box in boxes.items()
     )
     settled = np.array(
         [o.candidates[0] if len(o.candidates) == 1 else NOBODY for o in objects], dtype=np.int32
@@ -87,17 +92,18 @@ def cut_layout(layout: Layout, itemsize: int, options: Options) -> Cut:
 
 
 def _cut_object(
-    grid: Grid, index: Index, itemsize: int, parts: Sequence[Part], size: int
+    grid: Grid, index: Index, itemsize: int, parts: Sequence[Part], size: int, *, mean: bool
 ) -> CutObject:
     holders, whole = _holders(parts, size)
-    shared = not whole
+    mean = mean and any(len(part.block.ranks) > 1 for part in parts)
+    shared = mean or not whole
     return CutObject(
         index,
         grid.object_bytes(index, itemsize),
         tuple(parts),
         holders if shared else whole,
         shared,
-        _sole_senders(parts) if shared else None,
+        (_holders_send(parts) if mean else _sole_senders(parts)) if shared else None,
     )
 
 
@@ -117,9 +123,14 @@ def _holders(parts: Sequence[Part], size: int) -> tuple[Index, Index]:
 
 
 def _sole_senders(parts: Sequence[Part]) -> dict[int, tuple[int, ...]] | None:
+    alone = all(len(part.block.ranks) == 1 for part in parts)
+    return _holders_send(parts) if alone else None
+
+
+def _holders_send(parts: Sequence[Part]) -> dict[int, tuple[int, ...]]:
+    """Every rank sends all that it holds."""
     senders: dict[int, list[int]] = {}
     for number, part in enumerate(parts):
-        if len(part.block.ranks) > 1:
-            return None
-        senders.setdefault(part.block.ranks[0], []).append(number)
+        for rank in part.block.ranks:
+            senders.setdefault(rank, []).append(number)
     return {rank: tuple(numbers) for rank, numbers in senders.items()}

@@ -202,12 +202,13 @@ def plan_save(arrays: Sequence[GlobalArray], size: int, options: Options) -> Sav
 
     Every rank gets the same plan from the same arguments: nothing else goes into it.
     """
-    made: dict[tuple[Layout, int], Cut] = {}
+    made: dict[tuple[Layout, int, bool], Cut] = {}
     cuts = []
     for array in arrays:
-        key = (array.layout, dtype_itemsize(array.dtype))
+        layout, itemsize = array.layout, dtype_itemsize(array.dtype)
+        key = (layout, itemsize, array.mean)
         if key not in made:
-            made[key] = cut_layout(*key, options)
+            made[key] = cut_layout(layout, itemsize, options, mean=array.mean)
         cuts.append(made[key])
     owners, loads = assign_owners(cuts, size)
     shared = _share(cuts, owners, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,8 +30,10 @@ def replica_digests(
 
     Those are plain tensors: small ones always, all of them on the first save of a structure among
     the same ranks, which `comparison` names. `check` "always" takes every tensor, "never" none.
+    Values that are averaged may differ.
     """
-    return _digests(arrays if check == "always" else _plain(arrays), comparison, check)
+    compared = (array for array in arrays if array.plain or check == "always")
+    return _digests((array for array in compared if not array.spec.mean), comparison, check)
 
 
 def joined_digests(
@@ -49,10 +51,6 @@ def joined_digests(
 def compared(comparison: str) -> None:
     """Remember that a save has compared large tensors too."""
     _compared.add(comparison)
-
-
-def _plain(arrays: Iterable[LocalArray]) -> Iterator[LocalArray]:
-    return (array for array in arrays if array.plain)
 
 
 def _digests(arrays: Iterable[LocalArray], comparison: str, check: str | None) -> dict[str, str]:

@@ -325,6 +325,7 @@ class _Save:
             plan,
             part,
             local,
+            self.call.rank,
             lambda: exchanger_of(
                 self.call,
                 self.options.report_timeout_s,

@@ -24,6 +24,7 @@ from ucpstore.format.documents import canonical
 from ucpstore.geometry import Box
 from ucpstore.options import Options
 from ucpstore.plan import Message, ObjectWrite, RankPlan, Round, SavePlan, Transfer
+from ucpstore.saving.means import Sum
 from ucpstore.staging import BufferPool, Bytes, pool_for, read_parts
 from ucpstore.storage import Storage
 
@@ -59,16 +60,21 @@ def write_objects(
     plan: SavePlan,
     rank_plan: RankPlan,
     local: Mapping[str, LocalArray],
+    rank: int,
     exchanger: Callable[[], Exchanger],
     options: Options,
     done: Callable[[ObjectWrite], None] | None = None,
 ) -> Written:
     """Write all objects of one rank's part of a plan below `prefix`.
 
-    `local` are the rank's arrays by path; `exchanger` is called where the plan has an exchange.
+    `local` are the arrays of `rank` by path; `exchanger` is called where the plan has an exchange.
     `done` is told each object that was put, from several threads; what it raises ends the write.
     """
-    return _Writer(storage, prefix, plan, local, options, done).run(rank_plan, exchanger)
+    return _Writer(storage, prefix, plan, local, rank, options, done).run(rank_plan, exchanger)
+
+
+_Received = tuple[int, Box, RawArray]
+"""Whose values they are, of which part of the global array, and the values."""
 
 
 class _Writer:
@@ -80,6 +86,7 @@ class _Writer:
         prefix: str,
         plan: SavePlan,
         local: Mapping[str, LocalArray],
+        rank: int,
         options: Options,
         done: Callable[[ObjectWrite], None] | None,
     ) -> None:
@@ -87,6 +94,7 @@ class _Writer:
         self._prefix = prefix
         self._plan = plan
         self._local = local
+        self._rank = rank
         self._done = done
         self._threads = options.threads
         self._pool: BufferPool = pool_for(options.budget_bytes)
@@ -146,9 +154,13 @@ class _Writer:
             buffer = self._pool.acquire(size)
             try:
                 made = self._encoder(write, buffer[:size])
-                self._fill_own(made, write)
-                for box, values in received.get((write.array, write.index), ()):
-                    made.fill(box, values)
+                parts = received.get((write.array, write.index), ())
+                if self._plan.arrays[write.array].array.mean:
+                    self._fill_means(made, write, parts)
+                else:
+                    self._fill_own(made, write)
+                    for _, box, values in parts:
+                        made.fill(box, values)
             except BaseException:
                 self._pool.release(buffer)
                 raise
@@ -174,15 +186,15 @@ class _Writer:
 
     def _unpack(
         self, messages: Sequence[Message], buffers: Mapping[int, Bytes]
-    ) -> dict[tuple[int, tuple[int, ...]], list[tuple[Box, RawArray]]]:
-        received: dict[tuple[int, tuple[int, ...]], list[tuple[Box, RawArray]]] = {}
+    ) -> dict[tuple[int, tuple[int, ...]], list[_Received]]:
+        received: dict[tuple[int, tuple[int, ...]], list[_Received]] = {}
         for message in messages:
             start = 0
             for transfer in message.transfers:
                 size = self._transfer_bytes(transfer)
                 view = self._raw_view(buffers[message.peer][start : start + size], transfer)
                 received.setdefault((transfer.array, transfer.index), []).append(
-                    (transfer.box, view)
+                    (message.peer, transfer.box, view)
                 )
                 start += size
         return received
@@ -201,6 +213,22 @@ class _Writer:
         for region in write.own:
             for box, values in self._own_values(write.array, region):
                 made.fill(box, values)
+
+    def _fill_means(self, made: Encoder, write: ObjectWrite, received: Sequence[_Received]) -> None:
+        """Fill each part with the mean of what its holders have, in the order of the ranks."""
+        by_box: dict[Box, dict[int, RawArray | None]] = {
+            box: {self._rank: None} for box in write.own
+        }
+        for peer, box, values in received:
+            by_box.setdefault(box, {})[peer] = values
+        dtype = self._plan.arrays[write.array].array.dtype
+        for box, held in by_box.items():
+            total = Sum(box, dtype)
+            for _, given in sorted(held.items(), key=lambda each: each[0]):
+                own = self._own_values(write.array, box) if given is None else [(box, given)]
+                for inner, values in own:
+                    total.add(inner, values)
+            made.fill(box, total.mean(len(held)))
 
     def _own_values(self, number: int, region: Box) -> Iterator[tuple[Box, RawArray]]:
         """What this rank holds of a region of an array, in the dtype in which it is stored."""

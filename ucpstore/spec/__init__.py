@@ -3,6 +3,7 @@
 from ucpstore.spec.axes import Axes
 from ucpstore.spec.lower import Lowered
 from ucpstore.spec.parts import (
+    Average,
     Padded,
     Part,
     Renamed,
@@ -11,6 +12,7 @@ from ucpstore.spec.parts import (
     Shard,
     Tied,
     Unique,
+    average,
     padded,
     renamed,
     replicate,
@@ -22,6 +24,7 @@ from ucpstore.spec.parts import (
 from ucpstore.spec.spec import Spec, check_spec
 
 __all__ = [
+    "Average",
     "Axes",
     "Lowered",
     "Padded",
@@ -33,6 +36,7 @@ __all__ = [
     "Spec",
     "Tied",
     "Unique",
+    "average",
     "check_spec",
     "padded",
     "renamed",

@@ -9,6 +9,7 @@ from ucpstore.errors import StateError
 from ucpstore.geometry import Flat, Index, Partition, Split
 from ucpstore.spec.axes import Axes
 from ucpstore.spec.parts import (
+    Average,
     AxisNames,
     Padded,
     Part,
@@ -26,8 +27,9 @@ class Lowered:
     """One tensor as all ranks see it.
 
     `key` is its name in the state's tree, `name` that of the array, another one where it is `tied`
-    to a tensor of other ranks. Stored values are the own ones times `scale`. `alone` are the
-    coordinates, such as `pp=0`, whose ranks alone hold it by its rule.
+    to a tensor of other ranks. Stored values are the own ones times `scale`; with `mean` those of
+    all holders, averaged. `alone` are the coordinates, such as `pp=0`, whose ranks alone hold it by
+    its rule.
     """
 
     key: str
@@ -37,6 +39,7 @@ class Lowered:
     scale: int
     rule: str
     alone: str = ""
+    mean: bool = False
 
     @property
     def tied(self) -> bool:
@@ -111,6 +114,7 @@ def lower(
         axes.size([a for part in parts if isinstance(part, Scaled) for a in part.axes]),
         rule,
         ", ".join(f"{axis}={at}" for axis, at in fixed.items() if axes.size((axis,)) > 1),
+        any(isinstance(part, Average) for part in parts),
     )
 
 
@@ -132,7 +136,7 @@ def _check_axes(
     named = [
         (type(part).__name__.lower(), part.axes)
         for part in parts
-        if isinstance(part, (Shard, Replicate, Unique, Scaled))
+        if isinstance(part, (Average, Shard, Replicate, Unique, Scaled))
     ]
     if flat is not None:
         named.append(("ucpstore.Flat", flat[0]))

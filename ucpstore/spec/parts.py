@@ -57,6 +57,13 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
+class Average:
+    """See `average`."""
+
+    axes: AxisNames
+
+
+@dataclass(frozen=True, slots=True)
 class Renamed:
     """See `renamed`."""
 
@@ -70,7 +77,7 @@ class Tied:
     name: str
 
 
-Part = Shard | Replicate | Unique | Padded | Scaled | Renamed | Tied
+Part = Average | Shard | Replicate | Unique | Padded | Scaled | Renamed | Tied
 
 
 def shard(
@@ -139,6 +146,15 @@ def scaled(*axes: str) -> Part:
     whole value. It is exact where that number is a power of two.
     """
     return Scaled(_axes(axes, "scaled"))
+
+
+def average(*axes: str) -> Part:
+    """The ranks along `axes` hold values that have drifted apart; the array has their mean.
+
+    States of an optimizer that follow the rule are averaged as well. It cannot be undone: a load
+    gives every rank the mean. The sum is made in float64, in the order of the ranks.
+    """
+    return Average(_axes(axes, "average"))
 
 
 def renamed(name: Callable[[str, Mapping[str, int]], str]) -> Part:

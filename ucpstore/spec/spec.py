@@ -12,7 +12,17 @@ from ucpstore.errors import StateError
 from ucpstore.geometry import Flat, Index
 from ucpstore.spec.axes import Axes
 from ucpstore.spec.lower import Lowered, key_of, lower
-from ucpstore.spec.parts import AxisNames, Part, Renamed, Replicate, Scaled, Shard, Tied, Unique
+from ucpstore.spec.parts import (
+    Average,
+    AxisNames,
+    Part,
+    Renamed,
+    Replicate,
+    Scaled,
+    Shard,
+    Tied,
+    Unique,
+)
 from ucpstore.spec.simulate import prove, table
 
 if TYPE_CHECKING:
@@ -21,7 +31,7 @@ if TYPE_CHECKING:
 Pattern = str | re.Pattern[str]
 Rules = Mapping[Pattern, Part | Sequence[Part]]
 
-_PLACES = (Shard, Replicate, Unique, Scaled)
+_PLACES = (Average, Shard, Replicate, Unique, Scaled)
 
 
 class Spec:
