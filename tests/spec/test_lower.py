@@ -15,6 +15,7 @@ from ucpstore.geometry import Flat, Partition, Split, fragments
 from ucpstore.spec import (
     Lowered,
     Part,
+    average,
     padded,
     renamed,
     replicate,
@@ -197,6 +198,14 @@ def test_axes_without_several_ranks_are_left_out_of_partitions() -> None:
     found = lowered({"pp": 1, "dp": 1, "tp": 2, "ep": 1}, [unique("pp"), replicate("tp")], (3,))
     assert found.partition == Partition((2,), (0, 1), (None,))
     assert found.alone == ""
+
+
+def test_means_are_asked_for_where_an_axis_has_several_ranks() -> None:
+    rule = [average("dp"), shard(0, "tp")]
+    found = lowered({"dp": 2, "tp": 2}, rule, (4,))
+    assert found.mean
+    assert found.partition == Partition((2, 2), (0, 2, 1, 3), (Split(0), None))
+    assert not lowered({"dp": 1, "tp": 2}, rule, (4,)).mean
 
 
 def test_padding_is_kept_beside_the_real_shape() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ucpstore import StateError
 from ucpstore.spec import (
+    Average,
     Padded,
     Part,
     Renamed,
@@ -16,6 +17,7 @@ from ucpstore.spec import (
     Shard,
     Tied,
     Unique,
+    average,
     padded,
     renamed,
     replicate,
@@ -41,6 +43,7 @@ def layer(name: str, at: object) -> str:
         (unique("pp"), Unique(("pp",))),
         (padded(0, 7), Padded(0, 7)),
         (scaled("tp"), Scaled(("tp",))),
+        (average("dp"), Average(("dp",))),
         (renamed(layer), Renamed(layer)),
         (tied("model.w"), Tied("model.w")),
     ],
@@ -72,6 +75,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: replicate(), "replicate: name at least one axis, e.g. replicate('tp'); got ()"),
     (lambda: replicate(["tp"]), "replicate: name at least one axis"),  # type: ignore[arg-type]
     (lambda: unique(""), "unique: name at least one axis"),
+    (lambda: average(), "average: name at least one axis"),
     (lambda: scaled(), "scaled: name at least one axis"),
     (lambda: padded(0, 0), "padded(0, 0): dim and the real size are whole numbers"),
     (lambda: padded("0", 1), "padded('0', 1)"),  # type: ignore[arg-type]

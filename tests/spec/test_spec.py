@@ -13,7 +13,17 @@ from spec import gpt
 from torch import nn
 
 from ucpstore import Spec, StateError
-from ucpstore.spec import check_spec, padded, renamed, replicate, scaled, shard, tied, unique
+from ucpstore.spec import (
+    average,
+    check_spec,
+    padded,
+    renamed,
+    replicate,
+    scaled,
+    shard,
+    tied,
+    unique,
+)
 
 At = Mapping[str, int]
 
@@ -190,7 +200,13 @@ def fake_ranks() -> object:
 # ---- without the job ----
 
 SMALL = {
-    "m": {"emb": (4, 6), "layers": [{"qkv": (8, 6), "norm": (6,)}], "out": (6, 4), "bias": (6,)},
+    "m": {
+        "emb": (4, 6),
+        "layers": [{"qkv": (8, 6), "norm": (6,)}],
+        "out": (6, 4),
+        "bias": (6,),
+        "free": (6,),
+    },
     "step": 7,
 }
 
@@ -205,6 +221,7 @@ def small(tp: int) -> Spec:
             "m.*.*.norm": [renamed(renumbered), replicate("tp")],
             "m.out": [shard(1, "tp"), everywhere],
             "m.bias": [scaled("tp"), everywhere],
+            "m.free": [replicate("tp"), average("pp")],
         },
         unique=("pp",),
     )
@@ -217,6 +234,7 @@ m.layers.0.qkv   'm.*.*.qkv'   (8, 6)     m.layers.1.qkv   (16, 6)  [4:8, 0:6] [
 m.layers.0.norm  'm.*.*.norm'  (6,)       m.layers.1.norm  (6,)     [0:6]
 m.out            'm.out'       (6, 4)     m.out            (6, 8)   [0:6, 4:8]
 m.bias           'm.bias'      (6,)       m.bias           (6,)     [0:6] times 2
+m.free           'm.free'      (6,)       m.free           (6,)     [0:6] averaged
 """  # noqa: E501  # a table
 
 

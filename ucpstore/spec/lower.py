@@ -114,7 +114,7 @@ def lower(
         axes.size([a for part in parts if isinstance(part, Scaled) for a in part.axes]),
         rule,
         ", ".join(f"{axis}={at}" for axis, at in fixed.items() if axes.size((axis,)) > 1),
-        any(isinstance(part, Average) for part in parts),
+        axes.size([a for part in parts if isinstance(part, Average) for a in part.axes]) > 1,
     )
 
 

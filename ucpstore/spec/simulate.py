@@ -76,6 +76,8 @@ def table(lower: Lower, state: object, rank: int) -> str:
         shown = " ".join(map(_bounds, (piece.box for piece in pieces))) or "nothing"
         if found.scale != 1:
             shown += f" times {found.scale}"
+        if found.mean:
+            shown += " averaged"
         rows.append((leaf.name, found.rule, str(leaf.shape), found.name, str(found.shape), shown))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = []
@@ -133,4 +135,5 @@ def _described(found: Lowered, leaf: Leaf, same: dict[object, Partition]) -> Arr
         partition,
         alone=found.alone,
         tied=found.tied,
+        mean=found.mean,
     )

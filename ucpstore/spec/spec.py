@@ -114,6 +114,8 @@ class Spec:
                 f"{{{name!r}: replicate({several})}} for a tensor that all ranks hold{hint}"
             )
         own = () if pattern is None else self._rules[pattern]
+        if flat is not None:  # parameters are replicated where their states are cut
+            own = tuple(each for part in own for each in _besides(part, flat[0]))
         taken = {axis for part in own if isinstance(part, _PLACES) for axis in part.axes}
         taken.update(flat[0] if flat else ())
         parts = (
@@ -231,7 +233,7 @@ def _parts(pattern: object, rule: Part | Sequence[Part]) -> tuple[Part, ...]:
         if not isinstance(part, Part):
             raise StateError(
                 f"rule {_shown(pattern)}: {part!r} is nothing that a rule can say; use shard, "
-                "replicate, unique, padded, scaled, renamed and tied of ucpstore.spec"
+                "replicate, unique, padded, scaled, average, renamed and tied of ucpstore.spec"
             )
     for kind in (Renamed, Tied):
         if sum(isinstance(part, kind) for part in parts) > 1:
@@ -244,6 +246,14 @@ def _parts(pattern: object, rule: Part | Sequence[Part]) -> tuple[Part, ...]:
 
 def _expression(pattern: Pattern) -> Callable[[str], object]:
     return (re.compile(translate(pattern)) if isinstance(pattern, str) else pattern).fullmatch
+
+
+def _besides(part: Part, axes: AxisNames) -> tuple[Part, ...]:
+    """What a part says of other axes, where it replicates; else all of it."""
+    if not isinstance(part, Replicate):
+        return (part,)
+    left = tuple(axis for axis in part.axes if axis not in axes)
+    return (Replicate(left),) if left else ()
 
 
 def _shown(pattern: Pattern) -> str:
