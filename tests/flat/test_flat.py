@@ -67,11 +67,11 @@ def flat(sizes: dict[str, int], salt: int | None, over: tuple[str, ...]) -> tupl
     spec = Spec(
         sizes,
         {
-            "model.c": shard(1, "tp"),
-            "model.e": shard(0, "tp", sections=FUSED),
-            "model.[abdf]": replicate("tp"),
+            "model.c": [shard(1, "tp"), replicate("dp")],
+            "model.e": [replicate("dp"), shard(0, "tp", sections=FUSED)],
+            "model.[abdf]": replicate("tp", "dp"),
         },
-        replicate=[axis for axis in sizes if axis != "tp"],
+        replicate=[axis for axis in sizes if axis not in ("tp", "dp")],
     )
     shapes = {name: tuple(each.shape) for name, each in blocks.items()}
     return Flat(part, shapes, over, offsets=offsets), spec
