@@ -307,7 +307,9 @@ def run_document(path: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/parallelism.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/quickstart.md", "docs/parallelism.md", "docs/specification.md"]
+)
 def test_documents_run(name: str, tmp_path: Path) -> None:
     # In a process of its own: a document sets seeds and starts what a user's program would.
     code = "import runpy, sys; runpy.run_path(sys.argv[1])['run_document'](sys.argv[2])"

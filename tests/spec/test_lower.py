@@ -107,6 +107,18 @@ CASES: dict[str, tuple[dict[str, int], Rule, tuple[int, ...], Cut]] = {
         (24, 3),
         lambda w, at: fused(w, (16, 4, 4), 2, at["tp"]),
     ),
+    "heads that two ranks share": (
+        {"kv": 2, "copies": 2},
+        [shard(0, "kv"), replicate("copies")],
+        (8, 3),
+        lambda w, at: w.chunk(2)[at["kv"]],
+    ),
+    "and their queries": (
+        {"kv": 2, "copies": 2},
+        shard(0, ("kv", "copies")),
+        (16, 3),
+        lambda w, at: w.chunk(4)[at["kv"] * 2 + at["copies"]],
+    ),
     "experts fused by rows": (
         {"ep": 2, "tp": 2},
         [shard(0, "ep"), shard(1, "tp", sections=(6, 6))],
