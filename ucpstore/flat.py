@@ -22,36 +22,40 @@ class Flat:
     `offsets` say where each begins, in elements, where they do not simply follow each other. What
     lies between and behind is padding: it is not stored, and a load leaves it alone.
 
+    One shape in the place of `shapes` makes it a part of one tensor, as ZeRO-3 keeps parameters.
+
     `over` are the axes of the specification along which the row is cut, the outermost first, or a
-    DeviceMesh of one dimension; None: all ranks of the call. `of` is the place of the tensors that
-    the names belong to: the rules of a specification for `model.embed.weight` hold for
-    `embed.weight`.
+    DeviceMesh of one dimension; None: all ranks of the call. `of` says whose rules of a
+    specification hold: for a row the place of the tensors that its names belong to, `model` if
+    None, for one tensor its full name, its own place if None.
 
     `is_state` tells states of an optimizer from parameters and their masters. It has to be given
     where a rule scales a tensor, for it scales no states.
 
-    In a state it is a dict of whole tensors, each under its name, and it can be saved as the one
-    and loaded as the other.
+    In a state a row is a dict of whole tensors, each under its name, and one tensor is a whole
+    tensor: it can be saved as the one and loaded as the other.
     """
 
-    __slots__ = ("is_state", "of", "offsets", "over", "shapes", "tensor")
+    __slots__ = ("is_row", "is_state", "of", "offsets", "over", "shapes", "tensor")
 
     def __init__(
         self,
         tensor: torch.Tensor,
-        shapes: Mapping[str, Sequence[int]],
+        shapes: Mapping[str, Sequence[int]] | Sequence[int],
         over: str | Sequence[str] | DeviceMesh | None = None,
         *,
         offsets: Mapping[str, int] | None = None,
-        of: str = "model",
+        of: str | None = None,
         is_state: bool | None = None,
     ) -> None:
         self.tensor = tensor
-        self.shapes = dict(shapes)
+        self.is_row = isinstance(shapes, Mapping)
+        self.shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": shapes}
         self.over = over
         self.offsets = None if offsets is None else dict(offsets)
         self.of = of
         self.is_state = is_state
 
     def __repr__(self) -> str:
-        return f"<Flat of {len(self.shapes)} tensors, {self.tensor.numel()} elements here>"
+        what = f"{len(self.shapes)} tensors" if self.is_row else "one tensor"
+        return f"<Flat of {what}, {self.tensor.numel()} elements here>"

@@ -35,7 +35,8 @@ class _Member:
 def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
     """What this rank holds of each tensor of a row, by the tensor's key in the tree.
 
-    Raises StateError, naming `where`, the tensor and the numbers, where they do not fit.
+    That of a part of one tensor is "". Raises StateError, naming `where`, the tensor and the
+    numbers, where they do not fit.
     """
     if isinstance(flat.tensor, DTensor):
         raise StateError(f"{where}: the tensor of a Flat is a DTensor; give its local tensor")
@@ -48,7 +49,7 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
         )
     found: dict[str, Held] = {}
     for member in _members(flat, where):
-        full_name = f"{flat.of}.{member.name}" if flat.of else member.name
+        full_name = _full_name(flat, member, where)
         row = FlatCut(member.offset, max(local.numel(), 1))
         lowered = _lowered(flat, ranks, full_name, member, row, where)
         partition = lowered.partition
@@ -58,10 +59,10 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
         if member.stop > parts * local.numel():
             raise StateError(
                 f"{where}: lengths do not add up: {parts} parts of {local.numel()} elements hold "
-                f"{parts * local.numel()}, but {member.name} of shape {member.shape} on this rank "
+                f"{parts * local.numel()}, but {full_name} of shape {member.shape} on this rank "
                 f"ends at {member.stop}; is a tensor or a part missing, or the axis wrong?"
             )
-        _check_values(flat, lowered, local, f"{where}.{member.name}")
+        _check_values(flat, lowered, local, full_name)
         views = tuple(_views(local, partition, lowered.shape, ranks.rank, member.offset))
         key = _key(flat, ranks, full_name, where)
         if key in found:
@@ -70,6 +71,13 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
         scale = 1 if flat.is_state else lowered.scale
         found[key] = Held(local, lowered.shape, dtype, partition, views, scale)
     return found
+
+
+def _full_name(flat: Flat, member: _Member, where: str) -> str:
+    if not flat.is_row:
+        return flat.of or where
+    of = "model" if flat.of is None else flat.of
+    return f"{of}.{member.name}" if of else member.name
 
 
 def _check_values(flat: Flat, lowered: Lowered, local: torch.Tensor, where: str) -> None:
@@ -139,10 +147,18 @@ def _unruled(full_name: str, member: _Member, partition: Partition) -> Lowered:
 
 def _key(flat: Flat, ranks: Ranks, full_name: str, where: str) -> str:
     stored = ranks.stored(full_name)
-    start = f"{flat.of}." if flat.of else ""
+    if not flat.is_row:
+        if stored != full_name:
+            raise StateError(
+                f"{where}: a rule gives {full_name} the name {stored!r}, but a Flat of one tensor "
+                "has the name of its place; give a row of one, Flat(tensor, {name: shape})"
+            )
+        return ""
+    of = "model" if flat.of is None else flat.of
+    start = f"{of}." if of else ""
     if not stored.startswith(start):
         raise StateError(
-            f"{where}: a rule gives {full_name} the name {stored!r}, which is not in {flat.of!r}"
+            f"{where}: a rule gives {full_name} the name {stored!r}, which is not in {of!r}"
         )
     return stored[len(start) :]
 

@@ -194,13 +194,16 @@ class _LoadWalk:
             )
 
     def _flat(self, flat: Flat, node: Node, place: Place) -> None:
-        if tag_of(node) not in _DICTS:
+        if flat.is_row and tag_of(node) not in _DICTS:
             raise MismatchError(
                 f"{place.shown}: the target is a Flat, which is loaded from a dict of tensors, but "
                 f"{what(node)} was saved"
             )
         found = hold_flat(flat, self.reads.ranks, place.shown)
         self.reads.row(flat.tensor, place)
+        if not flat.is_row:
+            self.reads.part(found[""], node, place)
+            return
         saved = _children(node)
         self._names(dict.fromkeys(found), saved, place)
         for key, held in found.items():

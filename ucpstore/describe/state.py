@@ -219,9 +219,13 @@ class _SaveWalk:
         return {"dict": pairs}
 
     def _flat(self, flat: Flat, place: Place) -> Node:
-        """The same node as that of a dict of whole tensors."""
+        """The same node as that of a whole tensor, or a dict of them."""
         found = hold_flat(flat, self.ranks, place.shown)
         self.kept.append(flat.tensor)
+        if not flat.is_row:
+            held = found[""]
+            names = dimension_names(flat.of or place.name, len(held.shape))
+            return self._put(held, place, names, is_plain=True)
         pairs: list[Node] = []
         for key, held in found.items():
             names = dimension_names(key, len(held.shape))
