@@ -95,17 +95,20 @@ def partitions(
     draw: st.DrawFn,
     flat: bool = False,
     shapes: st.SearchStrategy[Shape] | None = None,
-    most: int = 4,
+    mesh: int = 3,
 ) -> tuple[Partition, Shape]:
-    """Any mesh, order of ranks, splits and padding; with a flat axis anywhere, if asked for."""
+    """Any mesh, order of ranks, splits and padding; with a flat axis anywhere, if asked for.
+
+    `mesh` is how many axes there are at most beside the flat one.
+    """
     if shapes is None:
         shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
     shape = draw(shapes)
     padded = tuple(extent + draw(st.sampled_from([0, 0, 1, 3])) for extent in shape)
     axes: list[int] = []
     splits: list[Split | Flat | None] = []
-    for _ in range(draw(st.integers(0, 3))):
-        size = draw(st.integers(1, most))
+    for _ in range(draw(st.integers(0, mesh))):
+        size = draw(st.integers(1, 4))
         axes.append(size)
         if not shape or draw(st.integers(0, 3)) == 0:
             splits.append(None)

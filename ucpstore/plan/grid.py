@@ -65,8 +65,27 @@ def _try(
 ) -> _Trial:
     region = _regions(shape, cuts)
     most = _run_extents(region, itemsize, options) if runs else region
-    wished = wished_extents(most, itemsize, options.chunk_bytes)
-    chunk = [_chunk_extent(*dim) for dim in zip(cuts, shape, wished, most, strict=True)]
+    whole: list[int] = []  # dimensions whose chunks span what lies between two lines
+    while True:
+        rest = [1 if dim in whole else extent for dim, extent in enumerate(most)]
+        unit = itemsize * math.prod([region[dim] for dim in whole])
+        wished = wished_extents(rest, unit, options.chunk_bytes)
+        chunk = [_chunk_extent(*dim) for dim in zip(cuts, shape, wished, most, strict=True)]
+        for dim in whole:
+            chunk[dim] = region[dim]
+        if not runs:
+            break
+        spanned = [
+            dim
+            for dim, extent in enumerate(chunk)
+            if extent is None
+            and most[dim] == region[dim]
+            and math.prod(rest[:dim]) > 1
+            and region[dim] * unit <= options.chunk_bytes
+        ]
+        if not spanned:
+            break
+        whole.append(spanned[-1])
     too_small = math.prod(region) * itemsize < options.least_bytes
     return _Trial(most, chunk, _cut_to_drop(cuts, chunk, too_small))
 
