@@ -5,13 +5,20 @@ python benchmarks/grid_examples.py
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ucpstore.geometry import Block, Box, GlobalArray, Index, Layout, Partition, Split, fragments
+from ucpstore.geometry import (
+    ArraySpec,
+    Flat,
+    GlobalArray,
+    Index,
+    Partition,
+    RankClass,
+    Split,
+    merge,
+)
 from ucpstore.options import MIB, Options
 from ucpstore.plan import plan_save, read_cost
 from ucpstore.plan.grid import kept_cuts
@@ -34,6 +41,10 @@ element size, and how it is split over the ranks.
   every object then lies on one rank, which writes it without asking anybody. A cut is dropped
   where it would leave no suitable chunk (the distance is prime, say) or objects of less than
   {least} MiB.
+- Ranges of flattened parameters, as ZeRO and distributed optimizers have them, end at arbitrary
+  elements. There objects follow the tensor-parallel blocks and their fused sections, and each is
+  one run of its block in row-major order: a range shares at most two objects for each section, one
+  at either end. Where all ranges end at regular distances, objects follow these instead.
 - Along other dimensions objects grow to at most {target} MiB, from the last dimension to the first.
 - An object that several ranks hold parts of is written by one of them; the others send it
   their parts first (*exchanged*, as a share of all bytes).
@@ -43,7 +54,8 @@ No object is ever written by two ranks, and nothing is read in order to write.
 *Stored* is all stored bytes, with padding, checksums and indexes, over the bytes of the elements.
 *Read* is the bytes of the chunks that all ranks of the other arrangement read over the bytes
 that they need. FSDP n and TP n say that n ranks split dimension 0 unless stated otherwise; in
-FSDP x TP the lines of both fall on one mesh.
+FSDP x TP the lines of both fall on one mesh. *Flat on n* says that n ranks hold ranges of the
+flattened array, or of each block of TP; *among others* that the row that is cut has more arrays.
 
 | array | saved by | cuts kept | chunk | object | objects | stored | exchanged | loaded by | read |
 |---|---|---|---|---|---|---|---|---|---|
@@ -57,73 +69,24 @@ class Example:
     shape: Index
     dtype: str
     saved: str
-    source: Partition | Layout
+    source: Partition
     loaded: str
     target: Partition
 
     def array(self) -> GlobalArray:
         """The array as a planner sees it."""
-        layout = self.source
-        if isinstance(layout, Partition):
-            layout = layout_of(layout, self.shape)
         names = tuple(f"d{dim}" for dim in range(len(self.shape)))
-        return GlobalArray("array", self.shape, self.dtype, names, layout)
+        spec = ArraySpec("array", self.shape, self.dtype, names, self.source)
+        return merge([RankClass(self.source.ranks, (spec,))])[0]
 
 
-def split(*axes: tuple[int, Split | None]) -> Partition:
+def split(*axes: tuple[int, Split | Flat | None]) -> Partition:
     """A mesh of as many ranks as the axes' sizes make, each axis with its split."""
     sizes = tuple(size for size, _ in axes)
     return Partition(sizes, tuple(range(math.prod(sizes))), tuple(s for _, s in axes))
 
 
-def layout_of(partition: Partition, shape: Index) -> Layout:
-    """The blocks of one partition."""
-    holders: dict[Box, list[int]] = {}
-    for rank, pieces in fragments(partition, shape).items():
-        for piece in pieces:
-            holders.setdefault(piece.box, []).append(rank)
-    return Layout(shape, tuple(Block(b, tuple(sorted(holders[b]))) for b in sorted(holders)))
-
-
-def flat_layout(shape: Index, blocks: Sequence[Box], bounds: Sequence[int]) -> Layout:
-    """Each of `blocks` cut at the same places of its flat order, a rank for each range."""
-    found: list[Block] = []
-    for number, block in enumerate(blocks):
-        edges = [0, *bounds, block.size]
-        for place, (start, stop) in enumerate(itertools.pairwise(edges)):
-            rank = number * (len(edges) - 1) + place
-            found.extend(
-                Block(box.shifted(block.offset), (rank,))
-                for box in flat_boxes(block.shape, start, stop)
-            )
-    return Layout(shape, tuple(sorted(found, key=lambda block: block.box)))
-
-
-def flat_boxes(shape: Index, start: int, stop: int) -> list[Box]:
-    """The boxes that the elements from `start` to `stop` in row-major order make."""
-    if start >= stop:
-        return []
-    if len(shape) == 1:
-        return [Box((start,), (stop - start,))]
-    row = math.prod(shape[1:])
-    first, last = -(-start // row), stop // row
-
-    def within(number: int, low: int, high: int) -> list[Box]:
-        inner = flat_boxes(shape[1:], low - number * row, high - number * row)
-        return [Box((number, *box.offset), (1, *box.shape)) for box in inner]
-
-    if first > last:
-        return within(last, start, stop)
-    middle = [Box((first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))]
-    return [
-        *within(first - 1, start, first * row),
-        *(middle if last > first else []),
-        *within(last, last * row, stop),
-    ]
-
-
 ROWS, COLUMNS, LAST = Split(0), Split(1), Split(2)
-HALVES = [Box((0, 0, 0), (8, 7168, 4096)), Box((0, 7168, 0), (8, 7168, 4096))]
 
 EXAMPLES = (
     Example((4096, 4096), "float32", "FSDP 4", split((4, ROWS)), "TP 4 columns",
@@ -149,8 +112,21 @@ EXAMPLES = (
     Example((8, 14336, 4096), "bfloat16", "8 replicas", split((8, None)), "experts on 8",
             split((8, ROWS))),
     Example((8, 14336, 4096), "bfloat16", "flat on 3 in TP 2 of dimension 1",
-            flat_layout((8, 14336, 4096), HALVES, [78_301_195, 156_602_390]), "experts on 8",
-            split((8, ROWS))),
+            split((2, COLUMNS), (3, Flat(0, 78_301_195))), "experts on 8", split((8, ROWS))),
+    Example((8, 14336, 4096), "bfloat16", "flat on 4 in TP 2 of dimension 1",
+            split((2, COLUMNS), (4, Flat(1_000_000, 58_970_256))), "TP 8 of each expert",
+            split((8, COLUMNS))),
+    Example((4096, 4096), "float32", "flat on 8", split((8, Flat(0, 2_097_152))),
+            "TP 4 columns", split((4, COLUMNS))),
+    Example((4096, 4096), "float32", "flat on 8, among others",
+            split((8, Flat(1_234_567, 2_500_000))), "flat on 6", split((6, Flat(0, 2_796_203)))),
+    Example((4096, 4096), "float32", "flat on 8, among others, in TP 4 columns",
+            split((4, COLUMNS), (8, Flat(1_234_567, 750_000))), "FSDP 4", split((4, ROWS))),
+    Example((4, 16_777_216), "float32", "flat on 3, longer rows than an object",
+            split((3, Flat(5, 22_369_630))), "flat on 2", split((2, Flat(0, 33_554_432)))),
+    Example((6144, 4096), "bfloat16", "flat on 4 in TP 8 of fused Q, K, V",
+            split((8, Split(0, sections=(4096, 1024, 1024))), (4, Flat(999, 786_682))),
+            "TP 4 of fused Q, K, V", split((4, Split(0, sections=(4096, 1024, 1024))))),
     Example((6144, 4096), "bfloat16", "fused QKV, lines every 512", split((12, ROWS)),
             "TP 8 columns", split((8, COLUMNS))),
     Example((4097, 4097), "float32", "FSDP 3", split((3, ROWS)), "TP 2 columns",

@@ -1,13 +1,9 @@
 import importlib.util
-import math
 import sys
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
@@ -30,21 +26,6 @@ simulate = script("simulate")
 def test_the_page_is_what_the_script_writes() -> None:
     written = grid_examples.PAGE.read_text()
     assert written == grid_examples.page(), "run python benchmarks/grid_examples.py"
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), st.data())
-def test_a_flat_range_is_at_most_2n_minus_1_boxes(shape, data) -> None:
-    size = math.prod(shape)
-    start = data.draw(st.integers(0, size))
-    stop = data.draw(st.integers(start, size))
-    expected = np.zeros(size, int)
-    expected[start:stop] = 1
-    found = np.zeros(shape, int)
-    boxes = grid_examples.flat_boxes(shape, start, stop)
-    for box in boxes:
-        found[box.slices()] += 1
-    np.testing.assert_array_equal(found.ravel(), expected)
-    assert len(boxes) <= 2 * len(shape) - 1
 
 
 @pytest.fixture(scope="module")
