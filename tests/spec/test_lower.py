@@ -210,6 +210,8 @@ def test_axes_without_several_ranks_are_left_out_of_partitions() -> None:
     found = lowered({"pp": 1, "dp": 1, "tp": 2, "ep": 1}, [unique("pp"), replicate("tp")], (3,))
     assert found.partition == Partition((2,), (0, 1), (None,))
     assert found.alone == ""
+    cut = lowered({"pp": 1, "tp": 2, "ep": 1}, shard(0, "tp"), (3,))
+    assert cut.partition == Partition((2,), (0, 1), (Split(0),))
 
 
 def test_means_are_asked_for_where_an_axis_has_several_ranks() -> None:

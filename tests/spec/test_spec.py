@@ -13,6 +13,7 @@ from spec import gpt
 from torch import nn
 
 from ucpstore import Spec, StateError
+from ucpstore.geometry import ArraySpec, Partition, RankClass, merge
 from ucpstore.spec import (
     average,
     check_spec,
@@ -331,9 +332,33 @@ def test_proofs_find_what_no_rank_holds_and_what_two_hold() -> None:
     assert "Box(offset=(0, 0), shape=(2, 4))" in text
 
 
+def test_proofs_find_rules_of_one_array_that_differ() -> None:
+    rules = {"m.a": [tied("m.b"), shard(0, "tp")], "m.b": shard(1, "tp")}
+    spec = Spec({"tp": 2}, rules)
+    text = refused(lambda: spec.prove([{"m": {"b": (4, 2)}}, {"m": {"a": (2, 4)}}]))
+    assert "m.b: " in text
+    assert "overlapping parts" in text
+    means = {"m.a": [tied("m.b"), average("dp")], "m.b": replicate("dp")}
+    text = refused(lambda: Spec({"dp": 2}, means).prove([{"m": {"b": (4,)}}, {"m": {"a": (4,)}}]))
+    assert "m.b: ranks disagree about its mean: rank 0 has False, rank 1 has True" in text
+
+
+def test_an_array_that_one_rank_claims_may_be_held_by_those_that_do_not() -> None:
+    def described(rank: int, alone: str, *, tied: bool = False) -> RankClass:
+        own = Partition((1,), (rank,), (None,))
+        spec = ArraySpec("w", (4,), "float32", ("x",), own, alone=alone, tied=tied)
+        return RankClass((rank,), (spec,))
+
+    (array,) = merge([described(0, "pp=0"), described(1, ""), described(2, "pp=2", tied=True)])
+    assert [block.ranks for block in array.layout.blocks] == [(0, 1, 2)]
+    with pytest.raises(StateError, match="rank 0 holds it alone with pp=0, and rank 3 with pp=1"):
+        merge([described(0, "pp=0"), described(3, "pp=1")])
+
+
 def test_a_tie_on_one_rank_must_have_one_shape() -> None:
     spec = Spec({"tp": 2}, {"m.*": replicate("tp"), "n": [tied("m.w"), replicate("tp")]})
     spec.prove([{"m": {"w": (4,)}, "n": (4,)}] * 2)
+    spec.prove([{"n": (4,), "m": {"w": (4,)}}] * 2)
     text = refused(lambda: spec.prove([{"m": {"w": (4,)}, "n": (5,)}] * 2))
     assert text == (
         "n: on rank 0 it is stored as m.w of shape (5,), as which another tensor has shape (4,)"

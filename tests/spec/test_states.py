@@ -171,6 +171,22 @@ def test_states_of_another_shape_have_rules_of_their_own() -> None:
     )
 
 
+def tied_stage(rank: int) -> dict[str, object]:
+    """The embedding on the first stage, the head on the last, and states of both."""
+    model = module(**{("embed", "head")[rank]: torch.arange(6.0).reshape(3, 2)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    (parameter,) = model.parameters()
+    optimizer.state[parameter] = {"exp_avg": torch.ones(3, 2), "row": torch.ones(3)}
+    return {"m": model, "optim": optimizer}
+
+
+def test_states_of_tied_parameters_are_tied_too() -> None:
+    rules = {"m.head": tied("m.embed"), "m.embed": [], "optim.row.embed": []}
+    spec = Spec({"pp": 2}, rules, unique=("pp",))
+    arrays = save([tied_stage(0), tied_stage(1)], spec).arrays
+    assert sorted(arrays) == ["m/embed", "optim/exp_avg/embed", "optim/row/embed"]
+
+
 def packed(rank: int, fill: int | None = None) -> dict[str, object]:
     """Four-bit values in pairs, cut by rows, and moments of the shape that they stand for."""
     values = torch.arange(32, dtype=torch.uint8).reshape(8, 4)
