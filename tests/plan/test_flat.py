@@ -75,6 +75,9 @@ def test_a_run_shares_two_objects_and_reads_two_rows_of_chunks_more(case) -> Non
         # fused queries, keys and values in TP 8: lines every 128 rows
         ((6144, 4096), (8, 2), (Split(0, sections=(4096, 1024, 1024)), Flat(9, 1_572_873)),
          "bfloat16", (128, 4096), (128, 4096)),
+        # the same in stacked layers: objects do not reach over layers
+        ((8, 6144, 4096), (8, 2), (Split(1, sections=(4096, 1024, 1024)), Flat(1000, 12_583_500)),
+         "bfloat16", (1, 128, 4096), (1, 128, 4096)),
         # ranges that end at whole rows are followed: nothing is exchanged
         ((4096, 4096), (8,), (Flat(0, 2_097_152),), "float32", (512, 512), (512, 4096)),
         # 4001 is prime, so a chunk has all columns between two lines

@@ -6,7 +6,10 @@ across the lines and their pieces are exchanged before they are written.
 
 Ranges of flattened blocks end at arbitrary elements, so there the objects follow the blocks, and
 each is one run of its block: a range has at most two objects that it does not fill, one at either
-end. Where the ranges happen to end at regular distances, objects follow these instead.
+end. Where the ranges happen to end at regular distances, objects follow these instead. One regular
+grid cannot give this where fused sections of unequal extents, or uneven blocks, lie side by side
+along another dimension than the first: objects divide the distances of all lines there, so that
+several are side by side in one section, and a range has that many at either end.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ def _try(
     shape: Index, cuts: Sequence[_Cut | None], itemsize: int, options: Options, runs: bool
 ) -> _Trial:
     region = _regions(shape, cuts)
-    most = _run_extents(region, itemsize, options) if runs else region
+    most = _run_extents(shape, cuts, region, itemsize, options) if runs else region
     whole: list[int] = []  # dimensions whose chunks span what lies between two lines
     while True:
         rest = [1 if dim in whole else extent for dim, extent in enumerate(most)]
@@ -124,14 +127,24 @@ def wished_extents(extents: Sequence[int], itemsize: int, chunk_bytes: int) -> t
     return tuple(wished)
 
 
-def _run_extents(extents: Sequence[int], itemsize: int, options: Options) -> list[int]:
+def _run_extents(
+    shape: Index,
+    cuts: Sequence[_Cut | None],
+    region: Sequence[int],
+    itemsize: int,
+    options: Options,
+) -> list[int]:
     """The largest part of a block that one object can hold and that is one run of the block."""
-    run = list(extents)
+    run = list(region)
     room = max(1, options.target_bytes // itemsize)
     for dim in reversed(range(len(run))):
         run[dim] = min(run[dim], room)
         room //= run[dim]
-        if run[dim] < extents[dim]:
+        cut = cuts[dim]
+        # blocks of several regions: what lies in front of this dimension is no part of the run
+        uneven = cut is not None and cut.lines + 1 < -(-shape[dim] // cut.step)
+        large = math.prod(run[dim:]) * itemsize >= options.least_bytes
+        if run[dim] < region[dim] or (uneven and large):
             room = 1
     return run
 
