@@ -254,3 +254,30 @@ def test_a_scaled_tensor_is_scaled_in_a_row_of_parameters_only(
         )
         assert found["False"] == (True, [3.0, -4.0])
         assert found["True"] == (True, [1.5, -2.0])
+
+
+def tied_pair() -> torch.nn.ModuleDict:
+    pair = torch.nn.ModuleDict({n: torch.nn.Linear(3, 5, bias=False) for n in ("embed", "head")})
+    pair["head"].weight = pair["embed"].weight
+    return pair
+
+
+def test_a_row_has_a_tied_tensor_once(tmp_path: Path) -> None:
+    url, saved = str(tmp_path / "s"), tied_pair()
+    ucpstore.save(url, {"model": saved}, step=1)
+    row = Flat(torch.zeros(15), {"embed.weight": (5, 3)})
+    ucpstore.load(url, {"model": row})
+    assert torch.equal(row.tensor, saved["embed"].weight.detach().flatten())
+
+    ucpstore.save(url, {"model": row}, step=2)
+    back = tied_pair()
+    ucpstore.load(url, {"model": back}, step=2)
+    assert torch.equal(back["head"].weight, saved["embed"].weight)
+
+
+def test_what_is_tied_to_nothing_that_was_saved_is_missing(tmp_path: Path) -> None:
+    url, target = str(tmp_path / "s"), tied_pair()
+    ucpstore.save(url, {"model": Flat(torch.ones(15), {"embed.weight": (5, 3)})}, step=1)
+    target["head"].weight = torch.nn.Parameter(torch.zeros(5, 3))
+    with pytest.raises(ucpstore.MismatchError, match=r"not in the checkpoint: model\.head\.weight"):
+        ucpstore.load(url, {"model": target})

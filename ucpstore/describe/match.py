@@ -17,7 +17,7 @@ from torch import nn
 
 from ucpstore.describe.build import ABSENT, build, document
 from ucpstore.describe.flat import hold_flat
-from ucpstore.describe.kinds import only_values, what
+from ucpstore.describe.kinds import array_path, only_values, what
 from ucpstore.describe.modules import Entry, entries
 from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
 from ucpstore.describe.objects import Stateful, is_stateful
@@ -237,6 +237,7 @@ class _LoadWalk:
             )
         saved = _children(node)
         found = keys_of(entries(module, place.shown), place, self.reads.ranks)
+        saved |= self._ties(found, saved, place)
         self._names(dict.fromkeys(found), saved, place)
         for name, entry in found.items():
             if name in saved:
@@ -289,11 +290,29 @@ class _LoadWalk:
 
         self.restores.append((place, apply))
 
+    def _ties(
+        self, found: Mapping[str, Entry], saved: Mapping[object, Node], place: Place
+    ) -> dict[object, Node]:
+        """What names of a module are loaded from that were saved under the one they are tied to."""
+        first = {id(entry.tensor): saved[name] for name, entry in found.items() if name in saved}
+        ties: dict[object, Node] = {}
+        for name, entry in found.items():
+            if name not in saved and entry.tensor is not None:
+                stored = self.reads.ranks.stored(place.full(entry.name))
+                node = saved.get(place.inside(stored, entry.name), first.get(id(entry.tensor)))
+                if node is not None:
+                    ties[name] = node
+        return ties
+
     def _names(
         self, target: Mapping[object, object], saved: Mapping[object, Node], place: Place
     ) -> None:
         missing = [key for key in target if key not in saved]
-        unexpected = [key for key in saved if key not in target]
+        # A second name of an array that is loaded leaves nothing out.
+        loaded = {array_path(saved[key]) for key in target if key in saved} - {None}
+        unexpected = [
+            key for key in saved if key not in target and array_path(saved[key]) not in loaded
+        ]
         self.differences.missing += [place.child(key, target).shown for key in missing]
         self.differences.unexpected += [place.child(key, saved).shown for key in unexpected]
         hint = prefix_hint(
