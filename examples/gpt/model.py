@@ -1,0 +1,210 @@
+"""The network: the stage of a rank, its tensors cut over the axis `tp` as Megatron-LM cuts them."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everyone knows it by
+from torch import Tensor, nn
+
+from gpt.parallel import Axis, Place
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes. Queries have `heads` heads, which share `kv_heads` heads of keys and values."""
+
+    layers: int = 4
+    width: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    head: int = 8
+    ffn: int = 48
+    vocabulary: int = 97
+    tokens: int = 32
+
+    @property
+    def qkv(self) -> tuple[int, int, int]:
+        """Rows of the queries, keys and values in the fused projection."""
+        return self.heads * self.head, self.kv_heads * self.head, self.kv_heads * self.head
+
+    def rows(self, tp: int) -> int:
+        """Rows of the embedding on each rank, the last of which may be padding."""
+        return -(-self.vocabulary // tp)
+
+    def check(self, place: Place) -> None:
+        """Refuse an arrangement that this model cannot have."""
+        for what, number, axis in (
+            ("layers", self.layers, place.pp),
+            ("heads of keys and values", self.kv_heads, place.tp),
+            ("heads", self.heads, place.tp),
+            ("units of the feed-forward network", self.ffn, place.tp),
+            ("tokens of a sequence", self.tokens, place.sp),
+        ):
+            if number % axis.size:
+                raise ValueError(f"{number} {what} cannot be cut into {axis.size} equal parts")
+
+
+class Embedding(nn.Module):
+    """Rows of the embedding on each rank; a token's row is one rank's."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        self.tp = place.tp
+        self.weight = nn.Parameter(torch.empty(config.rows(place.tp.size), config.width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        row = tokens - self.tp.place * len(self.weight)
+        here = (row >= 0) & (row < len(self.weight))
+        found = F.embedding(row.where(here, 0), self.weight)
+        return self.tp.summed(found.masked_fill(~here.unsqueeze(-1), 0.0))
+
+
+class Layer(nn.Module):
+    """Attention and SwiGLU, each with one sum over `tp` at its end."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        self.config, self.tp, self.sp = config, place.tp, place.sp
+        width, tp = config.width, place.tp.size
+        self.attention_norm = nn.RMSNorm(width, eps=1e-5)
+        self.qkv = nn.Linear(width, sum(config.qkv) // tp, bias=False)
+        self.out = nn.Linear(config.heads * config.head // tp, width)
+        self.ffn_norm = nn.RMSNorm(width, eps=1e-5)
+        self.gate_up = nn.Linear(width, 2 * config.ffn // tp, bias=False)
+        self.down = nn.Linear(config.ffn // tp, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Each rank adds its part of the bias of `out` before the sum: the bias divided by `tp`.
+        x = x + self.tp.summed(self.out(self._attention(self.tp.copied(self.attention_norm(x)))))
+        gate, up = self.gate_up(self.tp.copied(self.ffn_norm(x))).chunk(2, -1)
+        return x + self.tp.summed(self.down(F.silu(gate) * up))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        """Heads of this rank for its part of the sequence, which sees all that is before it."""
+        batch, own, _ = x.shape
+        rows = [rows // self.tp.size for rows in self.config.qkv]
+        q, k, v = (
+            part.reshape(batch, own, -1, self.config.head).transpose(1, 2)
+            for part in self.qkv(x).split(rows, -1)
+        )
+        at = torch.arange(own) + self.sp.place * own
+        q, k = _rotated(q, at), _rotated(k, at)
+        k, v = self.sp.joined(k, 2), self.sp.joined(v, 2)
+        before = torch.arange(k.shape[2]) <= at.unsqueeze(1)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=before, enable_gqa=True)
+        return seen.transpose(1, 2).reshape(batch, own, -1)
+
+
+class Head(nn.Module):
+    """The losses of this rank's tokens; rows of the vocabulary are cut as in the embedding."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        self.vocabulary, self.tp = config.vocabulary, place.tp
+        self.norm = nn.RMSNorm(config.width, eps=1e-5)
+        self.weight = nn.Parameter(torch.empty(config.rows(place.tp.size), config.width))
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = (self.tp.copied(self.norm(x)) @ self.weight.T).float()
+        rows = len(self.weight)
+        first = self.tp.place * rows
+        padding = torch.arange(first, first + rows) >= self.vocabulary
+        logits = logits.masked_fill(padding, -torch.inf)
+        top = self.tp.maximum(logits.amax(-1))
+        total = self.tp.summed((logits - top.unsqueeze(-1)).exp().sum(-1))
+        row = targets - first
+        here = (row >= 0) & (row < rows)
+        found = logits.gather(-1, row.where(here, 0).unsqueeze(-1)).squeeze(-1)
+        return total.log() + top - self.tp.summed(found.where(here, 0.0))
+
+
+class Stage(nn.Module):
+    """What one pipeline stage has, its layers numbered from 0."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        config.check(place)
+        last = place.pp.size - 1
+        if place.pp.place == 0:
+            self.embed = Embedding(config, place)
+        self.layers = nn.ModuleList(
+            Layer(config, place) for _ in range(config.layers // place.pp.size)
+        )
+        if place.pp.place == last:
+            self.head = Head(config, place)
+            if last == 0:
+                self.head.weight = self.embed.weight
+        with torch.no_grad():
+            first = place.pp.place * len(self.layers)
+            for name, parameter in self.named_parameters():
+                parameter.copy_(_initial(config, _global_name(name, first), place.tp))
+
+
+def _rotated(x: Tensor, at: Tensor) -> Tensor:
+    """Rotary embedding of the positions `at`; `x` is (batch, heads, positions, head)."""
+    half = x.shape[-1] // 2
+    angle = at.unsqueeze(1) * 100.0 ** (-torch.arange(half) / half)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+# ---- first values, the same for every arrangement ------------------------------------------------
+
+
+def whole_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the model that nobody has cut."""
+    width = config.width
+    layer = {
+        "attention_norm.weight": (width,),
+        "qkv.weight": (sum(config.qkv), width),
+        "out.weight": (width, config.heads * config.head),
+        "out.bias": (width,),
+        "ffn_norm.weight": (width,),
+        "gate_up.weight": (2 * config.ffn, width),
+        "down.weight": (width, config.ffn),
+    }
+    return {
+        "embed.weight": (config.vocabulary, width),
+        **{f"layers.{n}.{name}": s for n in range(config.layers) for name, s in layer.items()},
+        "head.norm.weight": (width,),
+    }
+
+
+def whole_tensor(config: Config, name: str) -> Tensor:
+    """The first values of a whole tensor, drawn from its name."""
+    shape = whole_shapes(config)[name]
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(name.encode()))) / 8
+    )
+
+
+def _global_name(name: str, first: int) -> str:
+    if name == "head.weight":
+        return "embed.weight"
+    parts = name.split(".")
+    if parts[0] == "layers":
+        parts[1] = str(int(parts[1]) + first)
+    return ".".join(parts)
+
+
+def _initial(config: Config, name: str, tp: Axis) -> Tensor:
+    """This rank's block of a tensor."""
+    whole = whole_tensor(config, name)
+    if name == "embed.weight":
+        more = config.rows(tp.size) * tp.size - config.vocabulary
+        return tp.share(F.pad(whole, (0, 0, 0, more)))
+    if name.endswith("qkv.weight"):
+        return torch.cat([tp.share(section) for section in whole.split(config.qkv)])
+    if name.endswith("gate_up.weight"):
+        return torch.cat([tp.share(section) for section in whole.chunk(2)])
+    if name.endswith(("out.weight", "down.weight")):
+        return tp.share(whole, 1)
+    if name.endswith("out.bias"):
+        return whole / tp.size
+    return whole
