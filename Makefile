@@ -21,7 +21,8 @@ help:
 	@echo "make test    lint and pytest, as CI runs them"
 	@echo "make lint    ruff, mypy, the import contracts"
 	@echo "make pytest  the tests alone (ARGS='tests/plan -k grid')"
-	@echo "make matrix  save under every arrangement, load under every one: all 64 cells"
+	@echo "make matrix  save under every arrangement, load under every one: all 64 cells,"
+	@echo "             and a GPT cut by hand, 21 pairs (10 minutes together)"
 	@echo "make benchmarks  measure against DCP and a bare loop (20 minutes on a quiet machine)"
 	@echo "make format  let ruff rewrite the files"
 	@echo "make clean   remove $(VENV), build/ and the caches"
@@ -45,6 +46,7 @@ benchmarks: $(VENV)/.benchmarks
 
 matrix: $(VENV)/.dev
 	$(BIN)/python tests/matrix/cells.py
+	$(BIN)/python tests/matrix/gpt.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

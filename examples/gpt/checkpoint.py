@@ -46,7 +46,7 @@ def specification(config: Config, arrangement: Arrangement) -> ucpstore.Spec:
 
 
 def state_of(trainer: Trainer) -> dict[str, object]:
-    """What is saved, and what a load fills in place; `step` is taken back by `restore`."""
+    """What is saved, and what a load fills in place; `step` is taken back by `load`."""
     row, adam = trainer.row, trainer.adam
     over = ("dp", "sp") if row.zero else ()
 
@@ -75,4 +75,4 @@ def load(url: str, trainer: Trainer, step: int | None = None) -> None:
     spec = specification(trainer.config, trainer.place.arrangement)
     state = state_of(trainer)
     ucpstore.load(url, state, step=step, spec=spec)
-    trainer.adam.step = state["optim"]["step"]
+    trainer.steps = trainer.adam.step = state["optim"]["step"]

@@ -23,20 +23,17 @@ class Trainer:
     ) -> None:
         self.config = config or Config()
         self.place = Place(arrangement)
+        self.steps = 0  # that have been done
         self.text = text_tokens()
         self.stage = Stage(self.config, self.place).to(dtype)
         self.row = Row(self.stage, self.place)
         biases = [name for name in self.row.shapes if name.endswith("out.bias")]
         self.adam = Adam(self.row, 3e-3, dict.fromkeys(biases, arrangement.tp))
 
-    @property
-    def steps(self) -> int:
-        """How many have been done."""
-        return self.adam.step
-
     def step(self) -> float:
         """Train on the next global batch; its mean loss."""
-        batch = draw_batch(self.text, self.steps + 1, self.config.tokens)
+        self.steps += 1
+        batch = draw_batch(self.text, self.steps, self.config.tokens)
         batch = self.place.dp.share(batch)
         inputs = self.place.sp.share(batch[:, :-1], 1)
         targets = self.place.sp.share(batch[:, 1:], 1)
@@ -52,10 +49,7 @@ class Trainer:
         after = pp.ranks[pp.place + 1] if pp.place + 1 < pp.size else None
         total = torch.zeros((), dtype=torch.float64)
         done = []
-        micro_batches = pp.size if pp.size > 1 else 1
-        for tokens, wanted in zip(
-            inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True
-        ):
+        for tokens, wanted in zip(inputs.chunk(pp.size), targets.chunk(pp.size), strict=True):
             if before is None:
                 x = self.row.run(self.stage.embed, tokens)
             else:

@@ -108,6 +108,7 @@ class Row:
         if self.data.size == 1:
             return row
         if self.zero == 2:
+            # Where memory counts, this is done for each layer as the backward pass leaves it.
             part = torch.empty(self.part)
             dist.reduce_scatter(part, list(row.chunk(self.data.size)), group=self.data.group)
             return part

@@ -1,0 +1,179 @@
+"""The GPT of the example on real ranks: one arrangement to another and back, bits and losses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from ranks.harness import Ranks
+
+# The folder of the example is where a user starts it; here and in the ranks it comes first.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from gpt import checkpoint
+from gpt.parallel import Arrangement
+from gpt.train import Trainer
+
+import ucpstore
+
+SOURCE = "tp2,pp2,dp2,zero1"
+OTHERS = (
+    "one",
+    "dp2,zero3",
+    "dp2,sp2,zero1",
+    "dp4,zero2",
+    "dp4,zero3",
+    "pp2,dp2,zero1",
+    "tp2",
+    "tp2,dp2,zero1",
+    "tp2,dp2,zero2",
+    "tp2,pp2",
+)
+PAIRS = [(SOURCE, SOURCE), *((SOURCE, to) for to in OTHERS), *((to, SOURCE) for to in OTHERS)]
+SAVED, MORE = 6, 50
+"""Steps before the save, and steps that are compared behind it."""
+TOLERANCE = 1e-5
+RESETS = ("exp_avg", "exp_avg_sq", "step")
+
+Digests = list[dict[str, str]]
+"""What each rank has of parameters, masters and moments, padding included, and `step`."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What came of one pair; `wrong` names what was not bit-equal, `difference` is relative."""
+
+    source: str
+    target: str
+    arrays: int
+    wrong: tuple[str, ...]
+    difference: float
+
+    @property
+    def passed(self) -> bool:
+        """Bits equal, and losses as near as they have to be."""
+        bound = 0.0 if self.source == self.target else TOLERANCE
+        return not self.wrong and self.arrays > 100 and self.difference <= bound
+
+
+def run_pair(ranks: Ranks, source: str, target: str, folder: Path) -> Pair:
+    """Both halves of the proof: bits with bfloat16 parameters, losses in float32."""
+    arrays, wrong = there_and_back(ranks, source, target, folder)
+    return Pair(source, target, arrays, wrong, continued(ranks, source, target, folder))
+
+
+def there_and_back(
+    ranks: Ranks, source: str, target: str, folder: Path
+) -> tuple[int, tuple[str, ...]]:
+    """Save under `source`, load and save under `target`, load under `source`.
+
+    Gives the number of arrays, and what differs: arrays of the two checkpoints, then what the ranks
+    have at the end and had at first.
+    """
+    there, back = str(folder / "there"), str(folder / "back")
+    first = _on(ranks, source, trained, there)
+    _on(ranks, target, passed_on, there, back)
+    last = _on(ranks, source, loaded, back)
+    one, other = arrays_of(there), arrays_of(back)
+    # Only stages that do not have the embedding know the head by a name of its own.
+    names = (one.keys() | other.keys()) - {"model/head.weight"}
+    wrong = [name for name in sorted(names) if one.get(name) != other.get(name)]
+    for rank, (was, found) in enumerate(zip(first, last, strict=True)):
+        wrong += [f"{name} on rank {rank}" for name in was if was[name] != found.get(name)]
+    return len(names), tuple(wrong)
+
+
+def continued(
+    ranks: Ranks, source: str, target: str, folder: Path, reset: str | None = None
+) -> float:
+    """Largest relative difference of losses between `source` going on and `target` taking over.
+
+    `reset` names a moment, or `step`, that is set to 0 after the load.
+    """
+    url = str(folder / "losses")
+    expected = _on(ranks, source, losses, url, None, None)[0]
+    found = _on(ranks, target, losses, url, SAVED, reset)[0]
+    pairs = zip(found, expected, strict=True)
+    return max(abs(one - other) / abs(other) for one, other in pairs)
+
+
+def arrays_of(url: str) -> dict[str, str]:
+    """Digests of all arrays of the newest step, read without any arrangement."""
+    opened = ucpstore.CheckpointStore(url).open()
+    return {
+        f"{item}/{name}": _digest(array.read())
+        for item in ("model", "optim")
+        for name, array in opened[item].items()
+    }
+
+
+def _on(ranks: Ranks, text: str, job: Callable[..., object], *args: object) -> list:
+    count = Arrangement.parse(text).ranks
+    return ranks.run(count, job, text, *args) if count > 1 else [job(text, *args)]
+
+
+# ---- on every rank -------------------------------------------------------------------------------
+
+
+def trained(text: str, url: str) -> dict[str, str]:
+    """Train in bfloat16 and save."""
+    trainer = Trainer(Arrangement.parse(text), torch.bfloat16)
+    untrained = digests(trainer)
+    for _ in range(SAVED):
+        trainer.step()
+    checkpoint.save(url, trainer)
+    found = digests(trainer)
+    assert not any(found[name] == untrained[name] for name in found), "a load would not show"
+    return found
+
+
+def passed_on(text: str, there: str, back: str) -> None:
+    """Load what others saved, and save it elsewhere."""
+    trainer = Trainer(Arrangement.parse(text), torch.bfloat16)
+    checkpoint.load(there, trainer)
+    checkpoint.save(back, trainer)
+
+
+def loaded(text: str, url: str) -> dict[str, str]:
+    """Load into a new job."""
+    trainer = Trainer(Arrangement.parse(text), torch.bfloat16)
+    checkpoint.load(url, trainer)
+    return digests(trainer)
+
+
+def losses(text: str, url: str, start: int | None, reset: str | None) -> list[float]:
+    """In float32, the `MORE` losses behind step `SAVED`: of a job that saves it, or loads it."""
+    trainer = Trainer(Arrangement.parse(text))
+    if start is None:
+        while trainer.steps < SAVED:
+            trainer.step()
+        checkpoint.save(url, trainer)
+    else:
+        checkpoint.load(url, trainer, start)
+        assert trainer.steps == start
+    if reset == "step":
+        trainer.adam.step = 0
+    elif reset is not None:
+        getattr(trainer.adam, reset).zero_()
+    return [trainer.step() for _ in range(MORE)]
+
+
+def digests(trainer: Trainer) -> dict[str, str]:
+    """Everything that has to come back."""
+    adam = trainer.adam
+    found = {
+        "parameters": trainer.row.values,
+        "masters": adam.master,
+        "exp_avg": adam.exp_avg,
+        "exp_avg_sq": adam.exp_avg_sq,
+    }
+    return {name: _digest(each) for name, each in found.items()} | {"step": str(adam.step)}
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return sha256(raw.numpy().tobytes()).hexdigest()
