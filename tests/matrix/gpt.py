@@ -2,7 +2,6 @@
 
 Writes a table with one line a pair, and exits with 1 where a pair fails. Every pair is real ranks:
 bits after there and back with bfloat16 parameters and float32 masters, losses in float32.
-`--pair FROM TO` runs one pair, with what it takes to see it fail.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from matrix.gpt_job import MORE, PAIRS, RESETS, SAVED, Pair, continued, run_pair
+from matrix.gpt_job import MORE, ROWS, SAVED, Pair, run_row
 from ranks.harness import Ranks
 
 RESULTS = Path(__file__).with_name("gpt.md")
@@ -43,36 +41,23 @@ def line_of(pair: Pair) -> str:
     )
 
 
-def run_pairs(ranks: Ranks) -> Iterator[Pair]:
-    for source, target in PAIRS:
-        with tempfile.TemporaryDirectory() as folder:
-            yield run_pair(ranks, source, target, Path(folder))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--pair", nargs=2, metavar=("FROM", "TO"))
-    options = parser.parse_args()
-    ranks, start = Ranks(), time.monotonic()
-    try:
-        if options.pair:
-            with tempfile.TemporaryDirectory() as folder:
-                pair = run_pair(ranks, *options.pair, Path(folder))
-                print(line_of(pair))
-                for reset in RESETS:
-                    worst = continued(ranks, *options.pair, Path(folder), reset)
-                    print(f"with {reset} reset the losses differ by {worst:.1e}")
-            return 0 if pair.passed else 1
-        lines: list[str] = []
-        failed = 0
-        for pair in run_pairs(ranks):
-            lines.append(line_of(pair))
-            failed += not pair.passed
-            print(lines[-1], flush=True)
-    finally:
-        ranks.close()
-    options.out.write_text(HEADER + "\n".join(lines) + "\n")
+    parser.add_argument("--source", choices=ROWS, action="append", help="these only, no file")
+    options, ranks, start = parser.parse_args(), Ranks(), time.monotonic()
+    lines: list[str] = []
+    failed = 0
+    for source in options.source or ROWS:
+        targets = ROWS[source]
+        with tempfile.TemporaryDirectory() as folder:
+            for pair in run_row(ranks, source, targets, Path(folder)):
+                lines.append(line_of(pair))
+                failed += not pair.passed
+                print(lines[-1], flush=True)
+    ranks.close()
+    if not options.source:
+        options.out.write_text(HEADER + "\n".join(lines) + "\n")
     print(f"{len(lines) - failed} of {len(lines)} pairs in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

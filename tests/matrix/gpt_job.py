@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -33,14 +33,11 @@ OTHERS = (
     "tp2,dp2,zero2",
     "tp2,pp2",
 )
-PAIRS = [(SOURCE, SOURCE), *((SOURCE, to) for to in OTHERS), *((to, SOURCE) for to in OTHERS)]
+ROWS = {SOURCE: (SOURCE, *OTHERS), **dict.fromkeys(OTHERS, (SOURCE,))}
 SAVED, MORE = 6, 50
 """Steps before the save, and steps that are compared behind it."""
 TOLERANCE = 1e-5
 RESETS = ("exp_avg", "exp_avg_sq", "step")
-
-Digests = list[dict[str, str]]
-"""What each rank has of parameters, masters and moments, padding included, and `step`."""
 
 
 @dataclass(frozen=True)
@@ -60,45 +57,32 @@ class Pair:
         return not self.wrong and self.arrays > 100 and self.difference <= bound
 
 
-def run_pair(ranks: Ranks, source: str, target: str, folder: Path) -> Pair:
-    """Both halves of the proof: bits with bfloat16 parameters, losses in float32."""
-    arrays, wrong = there_and_back(ranks, source, target, folder)
-    return Pair(source, target, arrays, wrong, continued(ranks, source, target, folder))
+def run_row(
+    ranks: Ranks, source: str, targets: Sequence[str], folder: Path, reset: str | None = None
+) -> Iterator[Pair]:
+    """Save under one arrangement, go on under others and come back from each.
 
-
-def there_and_back(
-    ranks: Ranks, source: str, target: str, folder: Path
-) -> tuple[int, tuple[str, ...]]:
-    """Save under `source`, load and save under `target`, load under `source`.
-
-    Gives the number of arrays, and what differs: arrays of the two checkpoints, then what the ranks
-    have at the end and had at first.
+    Bits are those of a job with bfloat16 parameters, losses those of one in float32. `reset` names
+    a moment, or `step`, that the second job has at 0 after its load.
     """
-    there, back = str(folder / "there"), str(folder / "back")
+    there, url = str(folder / "there"), str(folder / "losses")
     first = _on(ranks, source, trained, there)
-    _on(ranks, target, passed_on, there, back)
-    last = _on(ranks, source, loaded, back)
-    one, other = arrays_of(there), arrays_of(back)
-    # Only stages that do not have the embedding know the head by a name of its own.
-    names = (one.keys() | other.keys()) - {"model/head.weight"}
-    wrong = [name for name in sorted(names) if one.get(name) != other.get(name)]
-    for rank, (was, found) in enumerate(zip(first, last, strict=True)):
-        wrong += [f"{name} on rank {rank}" for name in was if was[name] != found.get(name)]
-    return len(names), tuple(wrong)
-
-
-def continued(
-    ranks: Ranks, source: str, target: str, folder: Path, reset: str | None = None
-) -> float:
-    """Largest relative difference of losses between `source` going on and `target` taking over.
-
-    `reset` names a moment, or `step`, that is set to 0 after the load.
-    """
-    url = str(folder / "losses")
+    stored = arrays_of(there)
     expected = _on(ranks, source, losses, url, None, None)[0]
-    found = _on(ranks, target, losses, url, SAVED, reset)[0]
-    pairs = zip(found, expected, strict=True)
-    return max(abs(one - other) / abs(other) for one, other in pairs)
+    for target in targets:
+        back = str(folder / target)
+        _on(ranks, target, passed_on, there, back)
+        last = _on(ranks, source, loaded, back)
+        again = arrays_of(back)
+        # Only stages that do not have the embedding know the head by a name of its own.
+        names = (stored.keys() | again.keys()) - {"model/head.weight"}
+        wrong = [name for name in sorted(names) if stored.get(name) != again.get(name)]
+        for rank, (was, found) in enumerate(zip(first, last, strict=True)):
+            wrong += [f"{name} on rank {rank}" for name in was if was[name] != found[name]]
+        found = _on(ranks, target, losses, url, SAVED, reset)[0]
+        pairs = zip(found, expected, strict=True)
+        difference = max(abs(one - other) / abs(other) for one, other in pairs)
+        yield Pair(source, target, len(names), tuple(wrong), difference)
 
 
 def arrays_of(url: str) -> dict[str, str]:
@@ -113,7 +97,9 @@ def arrays_of(url: str) -> dict[str, str]:
 
 def _on(ranks: Ranks, text: str, job: Callable[..., object], *args: object) -> list:
     count = Arrangement.parse(text).ranks
-    return ranks.run(count, job, text, *args) if count > 1 else [job(text, *args)]
+    if count == 1:
+        return [job(text, *args)]
+    return ranks.run(count, job, text, *args, timeout_s=600.0)
 
 
 # ---- on every rank -------------------------------------------------------------------------------
@@ -163,7 +149,7 @@ def losses(text: str, url: str, start: int | None, reset: str | None) -> list[fl
 
 
 def digests(trainer: Trainer) -> dict[str, str]:
-    """Everything that has to come back."""
+    """Parameters, masters and moments of this rank, padding included, and `step`."""
     adam = trainer.adam
     found = {
         "parameters": trainer.row.values,

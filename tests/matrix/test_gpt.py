@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from matrix.gpt_job import PAIRS, RESETS, SOURCE, TOLERANCE, continued, run_pair
+from matrix.gpt_job import OTHERS, RESETS, SOURCE, TOLERANCE, run_row
 from ranks.harness import Ranks
 
 # After gpt_job, which says where it lies.
@@ -18,21 +18,24 @@ from gpt.train import Trainer  # isort: skip
 
 import ucpstore
 
-SAMPLE = [PAIRS[0], *random.Random(4).sample(PAIRS[1:], 2)]
+ONE, TWO = random.Random(4).sample(OTHERS, 2)
 
 
-@pytest.mark.parametrize(("source", "target"), SAMPLE)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("source", "targets"), [(SOURCE, (SOURCE, ONE)), (TWO, (SOURCE,))])
 def test_state_comes_back_and_losses_go_on(
-    ranks: Ranks, tmp_path: Path, source: str, target: str
+    ranks: Ranks, tmp_path: Path, source: str, targets: tuple[str, ...]
 ) -> None:
-    pair = run_pair(ranks, source, target, tmp_path)
-    assert pair.wrong == ()
-    assert pair.passed, pair
+    for pair in run_row(ranks, source, targets, tmp_path):
+        assert pair.wrong == ()
+        assert pair.passed, pair
 
 
 @pytest.mark.parametrize("reset", RESETS)
 def test_what_is_reset_shows_in_the_losses(ranks: Ranks, tmp_path: Path, reset: str) -> None:
-    assert continued(ranks, "tp2", "dp2,zero3", tmp_path, reset) > 100 * TOLERANCE
+    [pair] = run_row(ranks, "tp2", ["dp2,zero3"], tmp_path, reset)
+    assert pair.difference > 100 * TOLERANCE
+    assert not pair.passed
 
 
 def save_untrained(text: str, url: str) -> None:
