@@ -1,4 +1,4 @@
-"""Field cases of resharding: B27, B32, B33, B35 to B37, B48: fused, padded and replicated tensors,
+"""Field cases of resharding: B27, B32, B33, B35 to B38, B48: fused, padded and replicated tensors,
 sub-meshes, parts that do not tile, shapes that differ.
 """
 
@@ -14,7 +14,7 @@ from cases.tools import attempt, bits, line, same, sharded, stored_bytes
 from cases.tools import whole as gathered
 from ranks.harness import Ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import ucpstore
 from ucpstore.spec import padded, replicate, scaled, shard
@@ -613,6 +613,27 @@ def test_b37_a_part_that_no_rank_hands_over_is_refused(
         assert "on every rank of its mesh" in text
         assert steps == []
     assert not (tmp_path / "s").exists()
+
+
+# B38: sums that are not reduced yet.
+
+
+def partial(url: str) -> tuple[str, str]:
+    tensor = DTensor.from_local(torch.ones(4), line(), [Partial()], run_check=False)
+    save = attempt(lambda: ucpstore.save(url, {"m": {"w": tensor}}, step=2))
+    return save, attempt(lambda: ucpstore.load(url, {"m": {"w": tensor}}))
+
+
+def test_b38_sums_that_are_not_reduced_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    url = str(tmp_path / "s")
+    ucpstore.save(url, {"m": {"w": torch.zeros(4)}}, step=1)
+    for texts in ranks.run(2, partial, url):
+        for text in texts:
+            assert (
+                "m.w: a DTensor with placement P(sum) holds sums that are not reduced yet" in text
+            )
+            assert "redistribute it to Replicate() or Shard(dim)" in text
+    assert ucpstore.CheckpointStore(url).steps() == [1]
 
 
 # B48: states whose shape is not the parameter's.
