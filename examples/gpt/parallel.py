@@ -36,8 +36,8 @@ class Arrangement:
         """Read `tp2,pp2,dp2,zero1`; what is not named is 1 (`zero`: 0), and `one` names nothing."""
         if text == "one":
             return cls()
-        found = re.findall(r"(pp|dp|sp|tp|zero)(\d+)", text)
-        if ",".join(map("".join, found)) != text or len(dict(found)) != len(found):
+        found = re.findall(r"(zero(?=[0-3]\b)|(?:pp|dp|sp|tp)(?!0))(\d+)", text)
+        if not found or ",".join(map("".join, found)) != text or len(dict(found)) != len(found):
             raise ValueError(f"{text!r} is no arrangement; write e.g. tp2,pp2,dp2,zero1, or one")
         return cls(**{name: int(number) for name, number in found})
 

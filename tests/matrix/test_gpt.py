@@ -66,7 +66,7 @@ def refused(text: str, config: Config) -> str:
 def test_an_arrangement_that_the_model_cannot_have_is_refused(ranks: Ranks) -> None:
     found = ranks.run(2, refused, "tp2", Config(kv_heads=1))
     assert found == ["1 heads of keys and values cannot be cut into 2 equal parts"] * 2
-    for text in ("tp2,tp4", "ep2", "tp2;dp2", "", "zero3,pp2"):
+    for text in ("tp2,tp4", "ep2", "tp2;dp2", "", "tp0", "zero4", "zero3,pp2"):
         with pytest.raises(ValueError, match=r"arrangement|together"):
             Arrangement.parse(text)
     assert str(Arrangement.parse(SOURCE)) == "pp2,dp2,tp2,zero1"
