@@ -25,9 +25,9 @@ class Flat:
     One shape in the place of `shapes` makes it a part of one tensor, as ZeRO-3 keeps parameters.
 
     `over` are the axes of the specification along which the row is cut, the outermost first, or a
-    DeviceMesh of one dimension; (): the row is not cut; None: all ranks of the call. `of` says whose rules of a
-    specification hold: for a row the place of the tensors that its names belong to, `model` if
-    None, for one tensor its full name, its own place if None.
+    DeviceMesh of one dimension; (): the row is not cut; None: all ranks of the call. `of` says
+    whose rules of a specification hold: for a row the place of the tensors that its names belong
+    to, `model` if None, for one tensor its full name, its own place if None.
 
     `is_state` tells states of an optimizer from parameters and their masters. It has to be given
     where a rule scales a tensor, for it scales no states.
