@@ -135,3 +135,23 @@ def test_a_crew_works_on_after_a_wait_and_leaves_no_threads() -> None:
             crew.wait()
             assert done == list(range(number + 1))
     assert set(threading.enumerate()) == before
+
+
+def test_an_interrupt_while_threads_are_told_to_end_loses_none() -> None:
+    crew = Crew(2, "crew")
+    put, told = crew._tasks.put, []
+
+    class Interrupted:
+        get = crew._tasks.get
+
+        def put(self, task: object) -> None:
+            if task is None and not told:
+                told.append(task)
+                raise KeyboardInterrupt
+            put(task)  # type: ignore[arg-type]
+
+    with pytest.raises(KeyboardInterrupt), crew:
+        for _ in range(2):
+            crew.submit(time.sleep, 0.01, size=SMALL_BYTES + 1)
+        crew._tasks = Interrupted()  # type: ignore[assignment]
+        crew.wait()

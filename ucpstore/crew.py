@@ -83,8 +83,8 @@ class Crew:
         self._begun += 1
         if len(self._threads) < self._most:
             thread = Thread(target=self._work, name=f"{self._name}_{len(self._threads)}")
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -98,8 +98,8 @@ class Crew:
     def _join(self) -> None:
         """End the threads once all tasks are done; goes on where an interrupt stopped it."""
         while self._ends < len(self._threads):
-            self._ends += 1
             self._tasks.put(None)
+            self._ends += 1  # after it: an interrupt in between may put one too many, never too few
         for thread in self._threads:
             thread.join()
         self._threads.clear()

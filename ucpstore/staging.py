@@ -209,7 +209,7 @@ def write_local(
         for number, where, each in values:
             tensor = tensors[number]
             if tensor.device.type != "cpu" or tensor.dtype != dtype:
-                source = torch.empty(each.shape, dtype=dtype)
+                source = torch.empty(each.shape, dtype=dtype, device="cpu")
                 copy_raw(raw_array(source), each)
                 tensor[where].copy_(source)
                 continue

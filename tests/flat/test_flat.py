@@ -281,3 +281,36 @@ def test_what_is_tied_to_nothing_that_was_saved_is_missing(tmp_path: Path) -> No
     target["head"].weight = torch.nn.Parameter(torch.zeros(5, 3))
     with pytest.raises(ucpstore.MismatchError, match=r"not in the checkpoint: model\.head\.weight"):
         ucpstore.load(url, {"model": target})
+
+
+def over_a_mesh(url: str) -> str:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    rules = Spec(mesh, {"model.w": replicate("dp")})
+    try:
+        ucpstore.save(url, {"o": Flat(torch.ones(2), {"w": (4,)}, mesh["dp"])}, step=1, spec=rules)
+    except ucpstore.StateError as error:
+        return str(error)
+    return "saved"
+
+
+def test_a_mesh_beside_a_specification_is_refused(ranks: Ranks, tmp_path: Path) -> None:
+    for told in ranks.run(2, over_a_mesh, str(tmp_path / "s")):
+        assert "o: the Flat is cut over a DeviceMesh, but its tensors go by the rules" in told
+
+
+def test_targets_whose_values_are_not_those_in_memory_are_refused(tmp_path: Path) -> None:
+    row = torch.tensor([1 + 2j, 3 + 4j])
+    ucpstore.save(tmp_path, {"o": Flat(row, (2,)), "x": torch.tensor(2.0)}, step=1)
+    target = torch.zeros(2, dtype=torch.complex64).conj()
+    with pytest.raises(ucpstore.UnsupportedError, match=r"o: a view with a pending conjugation"):
+        ucpstore.load(tmp_path, {"o": Flat(target, (2,))})
+    with pytest.raises(ucpstore.UnsupportedError, match=r"x: a view with a pending conjugation"):
+        ucpstore.load(tmp_path, {"x": torch.tensor(5 + 7j).conj().imag})
+
+
+def test_another_default_device_changes_nothing(tmp_path: Path) -> None:
+    ucpstore.save(tmp_path, {"a": torch.arange(3.0)}, step=1)
+    target = torch.zeros(3, dtype=torch.float64)
+    with torch.device("meta"):
+        ucpstore.load(tmp_path, {"a": target}, cast="*")
+    assert target.tolist() == [0.0, 1.0, 2.0]

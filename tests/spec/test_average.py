@@ -12,7 +12,7 @@ from torch import nn
 
 import ucpstore
 from ucpstore import Options, Spec
-from ucpstore.spec import average, replicate, shard
+from ucpstore.spec import average, replicate, shard, tied, unique
 
 LARGE = (900, 700)
 
@@ -109,7 +109,8 @@ def refused(url: str) -> str:
 
 def test_whole_numbers_are_not_averaged(ranks: Ranks, tmp_path: Path) -> None:
     for told in ranks.run(2, refused, str(tmp_path / "s")):
-        assert "m.w: rule 'm.w': average is for floats, but the tensor has dtype int64" in told
+        assert "m.w: rule 'm.w': average is for floats of 16 bits and more" in told
+        assert "the tensor has dtype int64" in told
     assert not (tmp_path / "s").exists()
 
 
@@ -125,3 +126,27 @@ def disagree(url: str) -> str:
 def test_ranks_must_agree_whether_to_average(ranks: Ranks, tmp_path: Path) -> None:
     for told in ranks.run(2, disagree, str(tmp_path / "s")):
         assert "m/w: ranks disagree about its mean" in told
+
+
+def save_tied(url: str) -> list[float]:
+    """The embedding of the first stage and the head of the last are one tensor, drifted over dp."""
+    rank = dist.get_rank()
+    name = "eh"[rank // 2]
+    rules = Spec(
+        {"pp": 2, "dp": 2},
+        {
+            "m.e": [unique("pp"), average("dp")],
+            "m.h": [tied("m.e"), unique("pp"), average("dp")],
+        },
+    )
+    net = nn.Module()
+    net.register_parameter(name, nn.Parameter(torch.full((2,), 1.0 + 2 * (rank % 2))))
+    ucpstore.save(url, {"m": net}, step=1, spec=rules)
+    with torch.no_grad():
+        net.get_parameter(name).zero_()
+    ucpstore.load(url, {"m": net}, spec=rules)
+    return net.get_parameter(name).tolist()
+
+
+def test_tied_replicas_are_averaged_and_not_compared(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(4, save_tied, str(tmp_path / "s")) == [[2.0, 2.0]] * 4

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 import torch
+from describe.engine import join, read
 from spec.simulated import load, save
 from torch import nn
 
-from ucpstore import MismatchError, Spec, StateError, UnsupportedError
+from ucpstore import Flat, MismatchError, Spec, StateError, UnsupportedError
+from ucpstore.describe import describe, match
 from ucpstore.spec import padded, renamed, replicate, scaled, shard, tied, unique
 
 At = Mapping[str, int]
@@ -311,7 +313,8 @@ def test_scaled_is_exact_for_powers_of_two_and_says_so_for_whole_numbers() -> No
         assert torch.equal(arrays["m/b"], third)
     spec = Spec(TP, {"m.ids": scaled("tp")})
     assert refused(lambda: save([{"m": {"ids": torch.arange(3)}}] * 2, spec)) == (
-        "m.ids: rule 'm.ids': scaled is for floats, but the tensor has dtype int64"
+        "m.ids: rule 'm.ids': scaled is for floats of 16 bits and more, "
+        "but the tensor has dtype int64"
     )
 
 
@@ -341,3 +344,35 @@ def test_strict_counts_names_after_renaming() -> None:
     for rank in range(2):
         assert torch.equal(target[rank]["m"][0].weight, stages[rank]["m"][0].weight)
     assert torch.equal(target[2]["m"][0].weight, before)
+
+
+class Single(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(value))
+
+
+def test_a_0d_value_of_a_dict_is_divided_where_a_rule_scales_it() -> None:
+    rules = Spec({"tp": 2}, {"m.w": scaled("tp")})
+    for target, value in (
+        ({"m": Single(0.0)}, lambda state: state["m"].w),
+        (
+            {"m": {"w": Flat(torch.zeros(1), (), (), is_state=False)}},
+            lambda state: state["m"]["w"].tensor,
+        ),
+    ):
+        checkpoint = join([describe({"m": {"w": torch.tensor(4.0)}}, group_ranks={0: 0})])
+        group = {0: 0, 1: 1}
+        for rank in group:
+            found = match(
+                target, checkpoint.tree, checkpoint.infos, group_ranks=group, rank=rank, spec=rules
+            )
+            read(found, checkpoint)
+            assert value(target).item() == 2.0
+
+
+def test_float8_is_not_calculated_with() -> None:
+    rules = Spec({"tp": 2}, {"m.w": scaled("tp")})
+    weight = torch.ones(2).to(torch.float8_e4m3fn)
+    with pytest.raises(UnsupportedError, match="scaled is for floats of 16 bits"):
+        describe({"m": {"w": weight}}, group_ranks={0: 0, 1: 1}, rank=0, spec=rules)

@@ -88,7 +88,7 @@ def document(reads: Reads, node: Node, own: PerRank[object], place: Place) -> Th
         return lambda: decode(json.loads(document.numpy().tobytes()))
     packed = packed_path(path)
     length = reads.info(packed).shape[1]
-    buffer = torch.empty((1, length), dtype=torch.uint8)
+    buffer = torch.empty((1, length), dtype=torch.uint8, device="cpu")
     row = Piece(Box((at.index, 0), (1, length)), Box.whole((1, length)))
     reads.raw(packed, View(buffer, (row,)))
     return lambda: _unpacked(buffer, packed, at.index)
@@ -113,7 +113,7 @@ def _all_documents(reads: Reads, path: str, count: int) -> Callable[[], list[obj
 
 def _bytes_of(reads: Reads, path: str) -> torch.Tensor:
     shape = reads.info(path).shape
-    buffer = torch.empty(shape, dtype=torch.uint8)
+    buffer = torch.empty(shape, dtype=torch.uint8, device="cpu")
     reads.raw(path, View(buffer, whole(shape)))
     return buffer
 

@@ -119,6 +119,11 @@ def _lowered(
 ) -> Lowered:
     """The array of one tensor and how it lies over the ranks."""
     if isinstance(flat.over, DeviceMesh):
+        if ranks.spec is not None:
+            raise StateError(
+                f"{where}: the Flat is cut over a DeviceMesh, but its tensors go by the rules of "
+                "the specification; name the axes of the specification, Flat(..., over='dp')"
+            )
         mesh = ranks.mesh(flat.over, where)
         if len(mesh.axes) != 1:
             raise StateError(

@@ -132,18 +132,14 @@ class Reads:
         if path is not None:
             self._array(target, path, place, owner)
         elif is_scalar(node):
-            self._scalar(target, node, place)
+            self._scalar(target, node, place, owner)
         else:
             raise MismatchError(
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
 
     def _array(self, target: torch.Tensor, path: str, place: Place, owner: Owner | None) -> None:
-        if target.is_conj() or target.is_neg():
-            raise UnsupportedError(
-                f"{place.shown}: a view with a pending conjugation or negation cannot be loaded "
-                "into; use a tensor of its own"
-            )
+        _check_own(target, place)
         held = hold(target, self.ranks, place.shown, owner.full_name if owner else None)
         self._check(held, path, place)
         if overlaps_itself(held.local):
@@ -161,6 +157,7 @@ class Reads:
 
     def row(self, tensor: torch.Tensor, place: Place) -> None:
         """Claim the memory in which parts of several arrays lie; `part` fills it."""
+        _check_own(tensor, place)
         memory = memory_of(tensor)
         claim = _Claim(place.path, place, tensor, plain(tensor, place.shown))
         if memory is not None and self._claimed.setdefault(memory, claim) is not claim:
@@ -178,7 +175,8 @@ class Reads:
         if is_scalar(node) and held.shape == ():
             saved = saved_scalar(node)
             self.checked_dtype(dtypes.to_name(saved.dtype), held.local.dtype, place)
-            self.values += [partial(_fill, view.tensor, saved) for view in held.views]
+            own = saved if held.scale == 1 else saved / held.scale
+            self.values += [partial(_fill, view.tensor, own) for view in held.views]
             return
         if path is None:
             raise MismatchError(
@@ -262,8 +260,9 @@ class Reads:
         if write_back is not None:
             self.values.append(write_back)
 
-    def _scalar(self, target: torch.Tensor, node: Node, place: Place) -> None:
-        saved = saved_scalar(node)
+    def _scalar(self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None) -> None:
+        saved, scale = saved_scalar(node), 1
+        _check_own(target, place)
         if target.dim():
             raise MismatchError(
                 f"{place.shown}: stored with shape (), the target has shape {tuple(target.shape)}"
@@ -272,9 +271,20 @@ class Reads:
             target = hold(target, self.ranks, place.shown).local
             if target.dim():
                 return  # a rank outside of the mesh
+        elif owner is not None and not owner.is_state:
+            scale = hold(target, self.ranks, place.shown, owner.full_name).scale
         local = plain(target, place.shown)
         self.checked_dtype(dtypes.to_name(saved.dtype), local.dtype, place)
-        self.values.append(lambda: _fill(local, saved))
+        self.values.append(lambda: _fill(local, saved if scale == 1 else saved / scale))
+
+
+def _check_own(target: torch.Tensor, place: Place) -> None:
+    """Refuse a target whose values are not those in its memory: a copy would be filled."""
+    if target.is_conj() or target.is_neg():
+        raise UnsupportedError(
+            f"{place.shown}: a view with a pending conjugation or negation cannot be loaded into; "
+            "use a tensor of its own"
+        )
 
 
 def _clear_padding(local: torch.Tensor, views: Sequence[View]) -> None:

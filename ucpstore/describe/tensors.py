@@ -102,12 +102,13 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
 
 def check_numbers(lowered: Lowered, local: torch.Tensor, where: str) -> None:
     """Refuse to calculate with what is no number of many digits."""
-    if local.is_floating_point() or local.is_complex():
+    if (local.is_floating_point() or local.is_complex()) and local.dtype.itemsize > 1:
         return
     for what, asked in (("scaled", lowered.scale != 1), ("average", lowered.mean)):
         if asked:
             raise UnsupportedError(
-                f"{where}: rule {lowered.rule}: {what} is for floats, but the tensor has dtype "
+                f"{where}: rule {lowered.rule}: {what} is for floats of 16 bits and more, but the "
+                "tensor has dtype "
                 f"{dtype_name(local.dtype, where)}"
             )
 

@@ -17,7 +17,7 @@ class Sum:
         self._box = box
         self._dtype = to_torch(dtype)
         wide = torch.complex128 if self._dtype.is_complex else torch.float64
-        self._total = torch.zeros(box.shape, dtype=wide)
+        self._total = torch.zeros(box.shape, dtype=wide, device="cpu")
 
     def add(self, box: Box, values: RawArray) -> None:
         """Add the values of a box of the global array inside of the region."""

@@ -45,7 +45,8 @@ def joined_digests(
     """
     if check == "always" or not joined:
         return {}
-    return _digests((each for each in arrays if each.spec.path in joined), comparison, check)
+    found = (each for each in arrays if each.spec.path in joined and not each.spec.mean)
+    return _digests(found, comparison, check)
 
 
 def compared(comparison: str) -> None:
