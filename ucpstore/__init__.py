@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UcpstoreError,
         UnsupportedError,
     )
-    from ucpstore.flat import Flat
+    from ucpstore.flat import Flat, FlatOptimizer
     from ucpstore.loading import LoadReport
     from ucpstore.manage.open import Checkpoint
     from ucpstore.options import Options
@@ -48,6 +48,7 @@ __all__ = [
     "CheckpointStore",
     "CorruptError",
     "Flat",
+    "FlatOptimizer",
     "FormatError",
     "InProgressError",
     "LoadReport",
@@ -74,6 +75,7 @@ _HOMES = {
     "Checkpoint": "ucpstore.manage.open",
     "CheckpointStore": "ucpstore.store",
     "Flat": "ucpstore.flat",
+    "FlatOptimizer": "ucpstore.flat",
     "LoadReport": "ucpstore.loading",
     "Options": "ucpstore.options",
     "PerRank": "ucpstore.perrank",

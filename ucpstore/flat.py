@@ -1,4 +1,4 @@
-"""Flat: a rank's part of several tensors that are laid end to end."""
+"""Flat: a rank's part of several tensors that are laid end to end; optimizers of such parts."""
 
 from __future__ import annotations
 
@@ -59,3 +59,28 @@ class Flat:
     def __repr__(self) -> str:
         what = f"{len(self.shapes)} tensors" if self.is_row else "one tensor"
         return f"<Flat of {what}, {self.tensor.numel()} elements here>"
+
+
+class FlatOptimizer:
+    """An optimizer whose parameters are parts of rows, as ZeRO and distributed optimizers make it.
+
+        adam = torch.optim.AdamW([part])
+        row = ucpstore.Flat(part, {name: p.shape for name, p in model.named_parameters()}, "dp")
+        state = {"model": model, "optim": ucpstore.FlatOptimizer(adam, [row])}
+
+    Each Flat's tensor is a parameter of `optimizer` or a contiguous part of one; together they say
+    what lies in every parameter. States of a parameter's shape are cut as the parameter is.
+
+    It is stored as an optimizer of the whole tensors is, each state under the tensor's name, and
+    can be saved as the one and loaded as the other. The rows themselves are stored as the state
+    `master` of those tensors whose parameter in the model has another dtype.
+    """
+
+    __slots__ = ("flats", "optimizer")
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flats: Sequence[Flat]) -> None:
+        self.optimizer = optimizer
+        self.flats = tuple(flats)
+
+    def __repr__(self) -> str:
+        return f"<FlatOptimizer of {len(self.flats)} rows>"

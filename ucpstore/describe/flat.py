@@ -10,17 +10,17 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import Held, View, check_numbers, dtype_name, plain
+from ucpstore.describe.ranks import Mesh, Ranks
+from ucpstore.describe.tensors import Held, check_numbers, cut_by, dtype_name, plain, views_of
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.geometry import Flat as FlatCut
-from ucpstore.geometry import Index, Partition, flat_views
+from ucpstore.geometry import Index, Partition
 from ucpstore.spec import Lowered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Member:
+class Member:
     """One tensor of a row: its name below the flat's place, its block here, where it begins."""
 
     name: str
@@ -32,11 +32,12 @@ class _Member:
         return self.offset + math.prod(self.shape)
 
 
-def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
+def hold_flat(flat: Flat, ranks: Ranks, where: str, mesh: Mesh | None = None) -> dict[str, Held]:
     """What this rank holds of each tensor of a row, by the tensor's key in the tree.
 
-    That of a part of one tensor is "". Raises StateError, naming `where`, the tensor and the
-    numbers, where they do not fit.
+    The first axis of `mesh`, where given, cuts the row instead of what the flat says. The key of
+    a part of one tensor is "". Raises StateError, naming `where`, the tensor and the numbers,
+    where they do not fit.
     """
     if isinstance(flat.tensor, DTensor):
         raise StateError(f"{where}: the tensor of a Flat is a DTensor; give its local tensor")
@@ -48,10 +49,13 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
             "of the flattened tensors"
         )
     found: dict[str, Held] = {}
-    for member in _members(flat, where):
-        full_name = _full_name(flat, member, where)
+    for member in members_of(flat, where):
+        full_name = full_name_of(flat, member, where)
         row = FlatCut(member.offset, max(local.numel(), 1))
-        lowered = _lowered(flat, ranks, full_name, member, row, where)
+        if mesh is not None:
+            lowered = _unruled(full_name, member, cut_by(mesh, row))
+        else:
+            lowered = _lowered(flat, ranks, full_name, member, row, where)
         partition = lowered.partition
         axis = partition.flat
         assert axis is not None
@@ -63,7 +67,7 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
                 f"ends at {member.stop}; is a tensor or a part missing, or the axis wrong?"
             )
         _check_values(flat, lowered, local, full_name)
-        views = tuple(_views(local, partition, lowered.shape, ranks.rank, member.offset))
+        views = views_of(local, partition, lowered.shape, ranks.rank, member.offset)
         key = _key(flat, ranks, full_name, where)
         if key in found:
             raise StateError(f"{where}: rules give two tensors of the row the name {key}")
@@ -73,7 +77,8 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str) -> dict[str, Held]:
     return found
 
 
-def _full_name(flat: Flat, member: _Member, where: str) -> str:
+def full_name_of(flat: Flat, member: Member, where: str) -> str:
+    """By which a specification knows a tensor of a row."""
     if not flat.is_row:
         return flat.of or where
     of = "model" if flat.of is None else flat.of
@@ -94,7 +99,8 @@ def _check_values(flat: Flat, lowered: Lowered, local: torch.Tensor, where: str)
         )
 
 
-def _members(flat: Flat, where: str) -> Iterator[_Member]:
+def members_of(flat: Flat, where: str) -> Iterator[Member]:
+    """The tensors of a row in its order; StateError where they overlap."""
     if flat.offsets is not None and flat.offsets.keys() != flat.shapes.keys():
         differing = sorted(flat.offsets.keys() ^ flat.shapes.keys())
         raise StateError(
@@ -104,7 +110,7 @@ def _members(flat: Flat, where: str) -> Iterator[_Member]:
     position = 0
     for name, shape in flat.shapes.items():
         offset = position if flat.offsets is None else flat.offsets[name]
-        member = _Member(name, tuple(map(int, shape)), offset)
+        member = Member(name, tuple(map(int, shape)), offset)
         if min(member.shape, default=0) < 0 or offset < position:
             raise StateError(
                 f"{where}: {name} of shape {member.shape} begins at {offset}, but what lies before "
@@ -115,7 +121,7 @@ def _members(flat: Flat, where: str) -> Iterator[_Member]:
 
 
 def _lowered(
-    flat: Flat, ranks: Ranks, full_name: str, member: _Member, row: FlatCut, where: str
+    flat: Flat, ranks: Ranks, full_name: str, member: Member, row: FlatCut, where: str
 ) -> Lowered:
     """The array of one tensor and how it lies over the ranks."""
     if isinstance(flat.over, DeviceMesh):
@@ -146,7 +152,7 @@ def _lowered(
     return _unruled(full_name, member, Partition((ranks.count,), everyone, (row,)))
 
 
-def _unruled(full_name: str, member: _Member, partition: Partition) -> Lowered:
+def _unruled(full_name: str, member: Member, partition: Partition) -> Lowered:
     return Lowered(full_name, full_name, member.shape, partition, 1, "(none)")
 
 
@@ -166,15 +172,3 @@ def _key(flat: Flat, ranks: Ranks, full_name: str, where: str) -> str:
             f"{where}: a rule gives {full_name} the name {stored!r}, which is not in {of!r}"
         )
     return stored[len(start) :]
-
-
-def _views(
-    local: torch.Tensor, partition: Partition, shape: Index, rank: int, offset: int
-) -> Iterator[View]:
-    (start, _), views = flat_views(partition, shape, rank)
-    for view in views:
-        # A range begins in the rank's own part of the row.
-        first = (offset + start) % local.numel() + view.start
-        size = math.prod(view.shape)
-        if view.pieces:
-            yield View(local[first : first + size].view(view.shape), view.pieces)

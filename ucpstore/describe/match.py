@@ -7,29 +7,34 @@ in place by `Target.finish`, in this order.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from ucpstore.describe.build import ABSENT, build, document
+from ucpstore.describe.deepspeed import Counters, expand
 from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import array_path, only_values, what
-from ucpstore.describe.modules import Entry, entries
-from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
+from ucpstore.describe.masters import Masters
+from ucpstore.describe.modules import Entry, entries, is_engine
+from ucpstore.describe.naming import Named, keys_of, modules_of
 from ucpstore.describe.objects import Stateful, is_stateful
 from ucpstore.describe.optimizer_target import OptimizerTarget
+from ucpstore.describe.owned import RowOptimizer, holding_of, is_optimizer
 from ucpstore.describe.perrank import as_per_rank, restore
-from ucpstore.describe.place import ROOT, Owner, Place
+from ucpstore.describe.place import ROOT, Owner, Place, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
 from ucpstore.describe.target import ArrayInfo, Cast, Differences, Target, prefix_hint
-from ucpstore.errors import MismatchError, StateError
-from ucpstore.flat import Flat
+from ucpstore.errors import MismatchError, StateError, UnsupportedError
+from ucpstore.flat import Flat, FlatOptimizer
 from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.decode import decode
@@ -39,6 +44,16 @@ Put = Callable[[object], None]
 """Puts another value into the slot that a value of the target came from."""
 
 _DICTS = ("dict", "ordered_dict")
+
+_FILLED = (
+    torch.Tensor,
+    np.ndarray,
+    nn.Module,
+    torch.optim.Optimizer,
+    Flat,
+    FlatOptimizer,
+    RowOptimizer,
+)
 
 
 def match(
@@ -89,6 +104,8 @@ class _LoadWalk:
     reads: Reads
     modules: tuple[Named, ...]
     tree: Node
+    masters: Masters = field(default_factory=Masters)
+    prepared: dict[str, OptimizerTarget] = field(default_factory=dict)
     optimizers: list[OptimizerTarget] = field(default_factory=list)
     objects: list[tuple[Place, Stateful, Node]] = field(default_factory=list)
     restores: list[tuple[Place, Callable[[], None]]] = field(default_factory=list)
@@ -102,12 +119,15 @@ class _LoadWalk:
         """Walk the items that the target names; (names loaded, names left out)."""
         saved = _children(self.tree)
         for key, value in state.items():
+            if key in saved:
+                self._prepare(value, saved[key], ROOT.child(key, state))
+        for key, value in state.items():
             place = ROOT.child(key, state)
             if key in saved:
                 self._walk(value, saved[key], place, _slot(state, key))
-            else:
+            elif not isinstance(value, Counters):
                 self.differences.missing.append(place.shown)
-        if not saved.keys() >= state.keys():
+        if self.differences.missing and not saved.keys() >= state.keys():
             there = ", ".join(map(str, saved)) or "of an empty state"
             self.differences.hints.append(
                 f"the checkpoint has the items {there}; leave out of the target what it lacks, or "
@@ -115,6 +135,36 @@ class _LoadWalk:
             )
         loaded = tuple(str(key) for key in state if key in saved)
         return loaded, tuple(str(key) for key in saved if key not in state)
+
+    def _prepare(self, value: object, node: Node, place: Place) -> None:
+        """Look at optimizers before modules are walked: masters are what parameters are read from.
+
+        What is wrong with one is told when it is walked.
+        """
+        if is_engine(value):
+            value = expand(value, place.shown)
+        if isinstance(value, dict):
+            inner = [key for key, item in value.items() if _may_hold(item)]
+            saved = _children(node) if inner and tag_of(node) in _DICTS else {}
+            for key in inner:
+                if key in saved:
+                    self._prepare(value[key], saved[key], place.child(key, value))
+        elif type(value) in (list, tuple):
+            assert isinstance(value, (list, tuple))
+            items = items_of(node) if isinstance(node, list) or tag_of(node) == "tuple" else ()
+            for at, (item, part) in enumerate(zip(value, items, strict=False)):
+                if _may_hold(item):
+                    self._prepare(item, part, place.child(at, ()))
+        elif tag_of(node) == "optimizer":
+            with contextlib.suppress(StateError, UnsupportedError):
+                if is_optimizer(value, place.shown):
+                    self.prepared[place.path] = self._prepared(value, node, place)
+
+    def _prepared(self, value: object, node: Node, place: Place) -> OptimizerTarget:
+        holding = holding_of(value, self.modules, self.reads.ranks, place.shown)
+        target = OptimizerTarget(holding, node, place, self.reads, self.tree)
+        target.prepare(self.masters)
+        return target
 
     def finish(self) -> None:
         """Put everything in place that is not a tensor of the target; after all reads, once."""
@@ -147,10 +197,12 @@ class _LoadWalk:
             self.reads.numpy(value, node, place)
         elif isinstance(value, Flat):
             self._flat(value, node, place)
+        elif is_engine(value):
+            self._dict(expand(value, place.shown), node, place)
         elif isinstance(value, nn.Module):
             self._module(value, node, place)
-        elif (optimizer := inner_optimizer(value, place.shown)) is not None:
-            self._optimizer(optimizer, node, place)
+        elif is_optimizer(value, place.shown):
+            self._optimizer(value, node, place)
         elif is_stateful(value):
             self._object(value, node, place)
         elif isinstance(value, dict) and type(value) is not Counter:
@@ -176,14 +228,15 @@ class _LoadWalk:
         else:
             self.reads.values.append(lambda: put(decode(node)))
 
-    def _dict(self, value: dict[object, object], node: Node, place: Place) -> None:
+    def _dict(self, value: dict[Any, object], node: Node, place: Place) -> None:
         if tag_of(node) not in _DICTS:
             advice = "; pass the optimizer, not its state_dict()" * (tag_of(node) == "optimizer")
             raise MismatchError(
                 f"{place.shown}: the target is a dict, but {what(node)} was saved{advice}"
             )
         saved = _children(node)
-        self._names(dict.fromkeys(value), saved, place)
+        wanted = [key for key in value if key in saved or not isinstance(value[key], Counters)]
+        self._names(dict.fromkeys(wanted), saved, place)
         for key, item in value.items():
             if key in saved:
                 self._walk(item, saved[key], place.child(key, value), _slot(value, key))
@@ -243,10 +296,16 @@ class _LoadWalk:
             if name in saved:
                 inside = place.child(name, found)
                 if entry.tensor is not None:
-                    own = Owner(entry.tensor, name, place.full(entry.name), is_state=False)
-                    self.reads.tensor(entry.tensor, saved[name], inside, own)
+                    self._entry(entry, entry.tensor, saved[name], inside, place)
                 else:
                     self.differences.attempt(self._extra, entry, saved[name], inside)
+
+    def _entry(
+        self, entry: Entry, tensor: torch.Tensor, node: Node, inside: Place, module: Place
+    ) -> None:
+        own = Owner(tensor, inside.name, module.full(entry.name), is_state=False)
+        node = self.masters.source(tensor, node, self.reads, inside.shown)
+        self.reads.tensor(tensor, node, inside, own, derived=tensor in self.masters.derived)
 
     def _extra(self, entry: Entry, saved: Node, place: Place) -> None:
         assert entry.extra_of is not None
@@ -254,13 +313,13 @@ class _LoadWalk:
         thunk = build(self.reads, saved, place, owner.get_extra_state())
         self.restores.append((place, lambda: owner.set_extra_state(thunk())))
 
-    def _optimizer(self, optimizer: torch.optim.Optimizer, node: Node, place: Place) -> None:
+    def _optimizer(self, value: object, node: Node, place: Place) -> None:
         if tag_of(node) != "optimizer":
             raise MismatchError(
                 f"{place.shown}: the target is an optimizer, but {what(node)} was saved; an "
                 "optimizer's state_dict() can be loaded into a dict of the same form only"
             )
-        target = OptimizerTarget(optimizer, node, place, self.reads, self.modules, self.tree)
+        target = self.prepared.get(place.path) or self._prepared(value, node, place)
         target.match()
         self.optimizers.append(target)
 
@@ -326,6 +385,15 @@ def _children(node: Node) -> dict[object, Node]:
     return {decode(key): child for key, child in pairs_of(node)}
 
 
+def _may_hold(value: object) -> bool:
+    """Whether a value may be an optimizer or hold one."""
+    if is_engine(value):
+        return True
+    if isinstance(value, (torch.Tensor, np.ndarray, nn.Module)):
+        return False
+    return not is_plain(value)
+
+
 def _slot(container: object, key: object) -> Put:
     def put(value: object) -> None:
         container[key] = value  # type: ignore[index]
@@ -339,8 +407,4 @@ def _only_python(value: object) -> bool:
         return all(_only_python(item) for item in value.values())
     if isinstance(value, (list, tuple)):
         return all(_only_python(item) for item in value)
-    return not (
-        isinstance(value, (torch.Tensor, np.ndarray, nn.Module, torch.optim.Optimizer, Flat))
-        or as_per_rank(value) is not None
-        or is_stateful(value)
-    )
+    return not (isinstance(value, _FILLED) or as_per_rank(value) is not None or is_stateful(value))

@@ -47,6 +47,12 @@ class Entry:
     extra_of: nn.Module | None
 
 
+def is_engine(value: object) -> bool:
+    """Whether a value is a DeepSpeed engine, which is a module too."""
+    engine = _loaded("deepspeed.runtime.engine", "DeepSpeedEngine")
+    return engine is not None and isinstance(value, engine)
+
+
 def unwrapped(module: nn.Module) -> tuple[nn.Module, str]:
     """The module inside of all wrappers, and the prefix that they add in state_dict()."""
     prefix = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ucpstore.describe.modules import Entry, parameter_names
+from ucpstore.describe.modules import Entry, is_engine, parameter_names
 from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import StateError, UnsupportedError
@@ -35,11 +35,14 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A parameter's name in the optimizer: `prefix` is the module's key where there are several."""
+    """A parameter's name in the optimizer: `prefix` is the module's key where there are several.
+
+    `module` is the one of the state that has the parameter, if any.
+    """
 
     prefix: str
     fqn: str
-    module: Named
+    module: Named | None
 
     def __str__(self) -> str:
         return f"{self.prefix}.{self.fqn}" if self.prefix else self.fqn
@@ -51,6 +54,8 @@ def modules_of(state: object, ranks: Ranks) -> tuple[Named, ...]:
 
 
 def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -> Iterator[Named]:
+    if is_engine(value):
+        value = {"model": value.module}  # type: ignore[attr-defined]
     if isinstance(value, nn.Module):
         own = parameter_names(value, place.shown)
         names = {

@@ -6,7 +6,7 @@ states would change them: neither is called. States are assigned at the end only
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,18 +14,21 @@ from torch.distributed.tensor import DTensor
 
 from ucpstore.describe.build import ABSENT, Thunk, build
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
-from ucpstore.describe.naming import Name, Named, names_of
-from ucpstore.describe.optimizers import FROZEN, IDENTITY
+from ucpstore.describe.masters import Masters, saved_entries, ties
+from ucpstore.describe.naming import Name, Named
+from ucpstore.describe.optimizers import FROZEN, IDENTITY, MASTER
+from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads import Reads
+from ucpstore.describe.row_target import Member, RowTarget
+from ucpstore.describe.tensors import dtype_name
 from ucpstore.errors import MismatchError
-from ucpstore.tree.decode import decode
-from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, same, tag_of
+from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Member:
+class _Place:
     """A parameter of a group. `step_moves`: the loaded group wants its `step` on another device."""
 
     owner: Owner
@@ -39,19 +42,27 @@ _SCHEDULED = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
 
 @dataclass(slots=True, eq=False)
 class OptimizerTarget:
-    """One optimizer of the target and the saved one; `match`, then, after the reads, `finish`."""
+    """One optimizer of the target and the saved one.
 
-    optimizer: torch.optim.Optimizer
+    `prepare`, once all targets are prepared `match`, and after the reads `finish`.
+    """
+
+    holding: Holding
     node: Node
     place: Place
     reads: Reads
-    modules: Sequence[Named]
     tree: Node
-    _names: dict[torch.Tensor, str] = field(default_factory=dict)
+    _names: dict[Owned, str] = field(default_factory=dict)
+    _entries: dict[Named, Mapping[str, Node]] = field(default_factory=dict)
     _states: dict[torch.Tensor, dict[str, Thunk]] = field(default_factory=dict)
     _groups: list[dict[str, Thunk]] = field(default_factory=list)
     _extra: dict[str, Thunk] = field(default_factory=dict)
     _saved: OptimizerNode | None = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The target's own."""
+        return self.holding.optimizer
 
     @property
     def saved(self) -> OptimizerNode:
@@ -65,30 +76,41 @@ class OptimizerTarget:
         """Number of groups that the saved optimizer had."""
         return 1 + max((group.index for group in self.saved.groups), default=-1)
 
-    def match(self) -> None:
-        """Check everything; nothing of the optimizer changes."""
-        saved = self.saved
-        names = names_of(self.optimizer, self.modules, self.place.shown)
-        group_of = {name: group for group in saved.groups for name in group.names}
-        modules = {name.module for name in names.values()}
-        ties = {module: _ties(module, self.tree) for module in modules}
-        for parameter, name in names.items():
-            tied = ties[name.module].get(name.fqn, name.fqn)
+    def prepare(self, masters: Masters) -> None:
+        """Find the saved name of each tensor, and tell `masters` which the checkpoint has."""
+        group_of = self._group_of()
+        modules = {owned.name.module for owned in self.holding if owned.name.module is not None}
+        self._entries.update((module, saved_entries(module, self.tree)) for module in modules)
+        tied_of = {module: ties(entries) for module, entries in self._entries.items()}
+        for owned in self.holding:
+            name = owned.name
+            tied = name.fqn if name.module is None else tied_of[name.module].get(name.fqn, name.fqn)
             other = str(Name(name.prefix, tied, name.module))
             known = str(name) in group_of or other not in group_of
-            self._names[parameter] = str(name) if known else other
-        self._match_names(names, group_of)
+            self._names[owned] = str(name) if known else other
+            if owned.weight is None:
+                continue
+            master = self._states_of(owned).get(MASTER)
+            if master is not None and array_path(master) and not self._has_own(owned, MASTER):
+                masters.saved[owned.weight] = master
+            if owned.hold is not None:
+                masters.derived.add(owned.weight)
+
+    def match(self) -> None:
+        """Check everything; nothing of the optimizer changes."""
+        group_of = self._group_of()
+        self._match_names(group_of)
         for index, group in enumerate(self.optimizer.param_groups):
-            members = [self._names[parameter] for parameter in group["params"]]
+            members = [self._names[owned] for owned in self.holding.groups[index]]
             values = self._match_group(index, members, group_of)
             before, after = _steps_on_device(group), _steps_on_device({**group, **values})
-            for parameter in group["params"]:
-                if self._names[parameter] in group_of:
-                    name = names[parameter]
-                    owner = Owner(parameter, str(name), name.module.full_name(parameter))
-                    member = _Member(owner, after, before != after)
-                    self._match_states(member)
-        for key, node in saved.extra.items():
+            for parameter, held in self.holding.by_parameter(index).items():
+                known = [owned for owned in held if self._names[owned] in group_of]
+                if known and known[0].hold is None:
+                    self._match_states(known[0], after, before != after)
+                elif known:
+                    self._match_row(parameter, known, after, before != after)
+        for key, node in self.saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
             self._extra[key] = build(self.reads, node, at, now)
@@ -101,8 +123,8 @@ class OptimizerTarget:
         for group in self.saved.groups:
             members.setdefault(group.index, set()).update(group.names)
         return all(
-            {self._names[parameter] for parameter in group["params"]} <= members.get(index, set())
-            for index, group in enumerate(self.optimizer.param_groups)
+            {self._names[owned] for owned in group} <= members.get(index, set())
+            for index, group in enumerate(self.holding.groups)
         )
 
     def finish(self) -> None:
@@ -121,16 +143,34 @@ class OptimizerTarget:
                 group[key] = _hyper_parameter(group.get(key), thunk())
         for key, thunk in self._extra.items():
             self.optimizer.state[key] = thunk()  # type: ignore[index]
+        if self.holding.loaded is not None:
+            self.holding.loaded()
 
-    def _match_names(self, names: Mapping[torch.Tensor, Name], saved: Mapping[str, Group]) -> None:
+    def _group_of(self) -> dict[str, Group]:
+        return {name: group for group in self.saved.groups for name in group.names}
+
+    def _states_of(self, owned: Owned) -> Mapping[str, Node]:
+        return self.saved.states.get(self._names[owned], {})
+
+    def _has_own(self, owned: Owned, key: str) -> bool:
+        """Whether the target's optimizer keeps such a state itself."""
+        return owned.hold is None and key in self.optimizer.state.get(owned.parameter, {})
+
+    def _match_names(self, saved: Mapping[str, Group]) -> None:
+        """Names of one side only; without those that are frozen there and have no state.
+
+        Some optimizers have frozen parameters in their groups, some leave them out.
+        """
         known = set(self._names.values())
         self.reads.differences.missing += [
-            f"{self.place.shown}.{names[parameter]}"
-            for parameter, name in self._names.items()
-            if name not in saved
+            f"{self.place.shown}.{owned.name}"
+            for owned, name in self._names.items()
+            if name not in saved and (owned.trained or self.optimizer.state.get(owned.parameter))
         ]
         self.reads.differences.unexpected += [
-            f"{self.place.shown}.{name}" for name in saved if name not in known
+            f"{self.place.shown}.{name}"
+            for name in saved
+            if name not in known and self.saved.states.get(name, {}) != {FROZEN: False}
         ]
 
     def _match_group(
@@ -192,17 +232,48 @@ class OptimizerTarget:
                 "build the optimizer that was saved, or leave it out of the target"
             )
 
-    def _match_states(self, member: _Member) -> None:
-        parameter, name = member.owner.parameter, member.owner.name
-        states = dict(self.saved.states.get(self._names[parameter], {}))
-        frozen = states.pop(FROZEN, None) is False
-        if frozen and not states and parameter.requires_grad and self._has_states():
-            self.reads.differences.missing.append(f"{self.place.shown}.{name}")
-            self.reads.differences.hints.append(
-                f"{self.place.shown}.{name}: frozen when it was saved, so it has no state, but the "
-                "target trains it; freeze it, or pass strict=False to start it without state"
-            )
+    def _thaws(self, owned: Owned) -> bool:
+        """Whether the target trains what was frozen and has no state; tells so."""
+        states = self._states_of(owned)
+        if {**states} != {FROZEN: False} or not owned.trained or not self._has_states():
+            return False
+        self.reads.differences.missing.append(f"{self.place.shown}.{owned.name}")
+        self.reads.differences.hints.append(
+            f"{self.place.shown}.{owned.name}: frozen when it was saved, so it has no state, but "
+            "the target trains it; freeze it, or pass strict=False to start it without state"
+        )
+        return True
+
+    def _match_row(
+        self, parameter: torch.Tensor, held: Iterable[Owned], on_device: bool, moves: bool
+    ) -> None:
+        now = self.optimizer.state.get(parameter, {})
+        members = []
+        for owned in held:
+            module, weight = owned.name.module, None
+            if module is not None:
+                weight = self._entries[module].get(owned.name.fqn)
+            states = {} if self._thaws(owned) else self._states_of(owned)
+            members.append(Member(owned, states, weight))
+
+        def common(
+            thunks: dict[str, Thunk], key: str, node: Node, place: Place, owned: Owned
+        ) -> None:
+            owner = Owner(parameter, str(owned.name), owned.full_name)
+            target = _Place(owner, on_device, moves)
+            self._match_state(thunks, key, node, place, target, now.get(key))
+
+        row = RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
+        self._states[parameter] = row.match()
+
+    def _match_states(self, owned: Owned, on_device: bool, moves: bool) -> None:
+        if self._thaws(owned):
             return
+        parameter, name = owned.parameter, str(owned.name)
+        states = {key: node for key, node in self._states_of(owned).items() if key != FROZEN}
+        if MASTER in states and not self._has_own(owned, MASTER):
+            self._match_master(owned, states.pop(MASTER))
+        member = _Place(Owner(parameter, name, owned.full_name), on_device, moves)
         now = self.optimizer.state.get(parameter, {})
         thunks: dict[str, Thunk] = {}
         for key, node in states.items():
@@ -218,7 +289,7 @@ class OptimizerTarget:
         key: str,
         node: Node,
         place: Place,
-        member: _Member,
+        member: _Place,
         now: object,
     ) -> None:
         """Add how to get one state of one parameter to `thunks`."""
@@ -256,29 +327,20 @@ class OptimizerTarget:
         )
         thunks[key] = lambda: made
 
+    def _match_master(self, owned: Owned, node: Node) -> None:
+        """A master for a target without: its parameter is read from it if it has that dtype."""
+        stored = self.reads.info(array_path(node)).dtype
+        if stored == dtype_name(owned.parameter.dtype, self.place.shown):
+            return
+        at = f"{self.place.shown}.{MASTER}.{owned.name}"
+        self.reads.differences.unexpected.append(at)
+        self.reads.differences.hints.append(
+            f"{at}: saved with a master of {stored}, for which the target has no place; make the "
+            f"parameter {stored}, keep masters, or pass strict=False to go on without"
+        )
+
     def _has_states(self) -> bool:
         return any(key != FROZEN for states in self.saved.states.values() for key in states)
-
-
-def _ties(module: Named, tree: Node) -> dict[str, str]:
-    """For each tied name of a saved module the name that its optimizer states have."""
-    node: Node = tree
-    for key in module.keys:
-        if isinstance(node, list) or tag_of(node) == "tuple":
-            items = items_of(node)
-            node = items[key] if isinstance(key, int) and key < len(items) else None
-        else:
-            node = {decode(name): child for name, child in pairs_of(node)}.get(key)
-    if tag_of(node) not in MAPPINGS:
-        return {}
-    names = {
-        array_path(child): str(name) for name, child in pairs_of(node) if tag_of(child) == "array"
-    }
-    return {
-        str(name): names[array_path(child)]
-        for name, child in pairs_of(node)
-        if tag_of(child) == "link" and array_path(child) in names
-    }
 
 
 def _steps_on_device(group: Mapping[str, object]) -> bool:

@@ -5,13 +5,14 @@ Only `param_groups` and `state` are read. Nothing is stepped, created, moved or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
-from ucpstore.describe.naming import Name, Named, names_of
+from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
+from ucpstore.describe.tensors import Held
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.tree.nodes import Node
 from ucpstore.tree.optimizer import Group, OptimizerNode, to_node
@@ -19,6 +20,10 @@ from ucpstore.tree.optimizer import Group, OptimizerNode, to_node
 FROZEN = "requires_grad"
 """State that is stored, as false, for a parameter that is frozen. It is no state of the optimizer:
 load tells a parameter that was frozen from one that never had a gradient by it."""
+
+MASTER = "master"
+"""State as which a parameter of the optimizer is stored that is not the module's parameter, where
+the module's has another dtype."""
 
 IDENTITY = ("params", "param_names")
 """Keys of a group that say which parameters it has; never stored."""
@@ -30,56 +35,84 @@ class Walk(Protocol):
     def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
         """The node of any value; tensors of the shape of the owner have its dimension names."""
 
+    def part(self, held: Held, place: Place, name: str) -> Node:
+        """The node of what is held of one tensor, whose dimensions are named after `name`."""
 
-def optimizer_node(
-    optimizer: torch.optim.Optimizer, modules: Sequence[Named], place: Place, walk: Walk
-) -> Node:
+
+def optimizer_node(holding: Holding, place: Place, walk: Walk) -> Node:
     """The node of an optimizer; its tensors go to `<path>/<state name>/<parameter name>`."""
-    names = names_of(optimizer, modules, place.shown)
+    optimizer = holding.optimizer
     states: dict[str, Mapping[str, Node]] = {}
-    for parameter, name in names.items():
-        stored = _states(optimizer.state.get(parameter, {}), parameter, name, place, walk)
-        if not parameter.requires_grad:
-            stored[FROZEN] = False
-        if stored:
-            states[str(name)] = stored
     groups = []
     for index, group in enumerate(optimizer.param_groups):
+        for parameter, owned in holding.by_parameter(index).items():
+            for each, stored in _states_of(optimizer, parameter, owned, place, walk):
+                if not each.trained:
+                    stored[FROZEN] = False
+                if stored:
+                    states[str(each.name)] = stored
         at = place.child("param_groups", ()).child(index, ())
         values = {
             key: walk.value(value, at.child(key, ()))
             for key, value in group.items()
             if key not in IDENTITY
         }
-        members = tuple(str(names[parameter]) for parameter in group["params"])
+        members = tuple(str(owned.name) for owned in holding.groups[index])
         groups.append(Group(index, members, values))
-    extra = _extra(optimizer, names, place, walk)
+    extra = _extra(holding, place, walk)
     return to_node(OptimizerNode(place.path, tuple(groups), states, extra))
 
 
-def _states(
-    state: Mapping[str, object], parameter: torch.Tensor, name: Name, place: Place, walk: Walk
-) -> dict[str, Node]:
-    owner = Owner(parameter, str(name), name.module.full_name(parameter))
-    stored = {}
-    for key, value in state.items():
+def _states_of(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.Tensor,
+    owned: list[Owned],
+    place: Place,
+    walk: Walk,
+) -> list[tuple[Owned, dict[str, Node]]]:
+    """The states of each tensor that one parameter of the optimizer holds."""
+    found: list[tuple[Owned, dict[str, Node]]] = [(each, {}) for each in owned]
+    for key, value in optimizer.state.get(parameter, {}).items():
         if not isinstance(key, str):
             raise UnsupportedError(
-                f"{place.shown}: the optimizer keeps a state of {name} under the key {key!r}; "
-                "names of states must be strings"
+                f"{place.shown}: the optimizer keeps a state of {owned[0].name} under the key "
+                f"{key!r}; names of states must be strings"
             )
-        stored[key] = walk.value(value, place.child(key, ()).child(str(name), ()), owner)
-    return stored
+        for each, stored in found:
+            inside = place.child(key, ()).child(str(each.name), ())
+            if each.hold is None:
+                own = Owner(parameter, str(each.name), each.full_name)
+                stored[key] = walk.value(value, inside, own)
+            elif isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                stored[key] = walk.part(each.hold(value, inside.shown), inside, str(each.name))
+            else:
+                _check_common(key, value, place)
+                stored[key] = walk.value(value, inside)
+    for each, stored in found:
+        if each.hold is not None and (each.weight is None or each.weight.dtype != parameter.dtype):
+            inside = place.child(MASTER, ()).child(str(each.name), ())
+            stored[MASTER] = walk.part(each.hold(parameter, inside.shown), inside, str(each.name))
+    return found
 
 
-def _extra(
-    optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, Name], place: Place, walk: Walk
-) -> dict[str, Node]:
+def _check_common(key: str, value: object, place: Place) -> None:
+    """A state of a row that is not one value for each of its elements holds for all its names."""
+    if key == MASTER or (isinstance(value, torch.Tensor) and value.dim()):
+        shape = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "no shape"
+        raise StateError(
+            f"{place.shown}: the state {key!r} of a parameter that is a row of several tensors has "
+            f"{shape}, which cannot be told apart by tensor; states must have the shape of the row "
+            f"or be 0-d, and none may be called {MASTER!r}"
+        )
+
+
+def _extra(holding: Holding, place: Place, walk: Walk) -> dict[str, Node]:
     extra: dict[str, Node] = {}
-    for key, value in optimizer.state.items():
+    known = {owned.parameter for owned in holding}
+    for key, value in holding.optimizer.state.items():
         if isinstance(key, str):
             extra[key] = walk.value(value, place.child("extra", ()).child(key, ()))
-        elif key not in names:
+        elif key not in known:
             shape = tuple(key.shape) if isinstance(key, torch.Tensor) else key
             raise StateError(
                 f"{place.shown}: the optimizer has state for a parameter of shape {shape} that is "

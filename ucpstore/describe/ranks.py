@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ucpstore.errors import StateError
+from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.spec import Spec
 
 if TYPE_CHECKING:
@@ -60,6 +60,24 @@ class Ranks:
             tuple(int(extent) for extent in layout.shape),
             tuple(self.of_global[rank] for rank in members),
         )
+
+    def line(self, members: Sequence[int], parts: int | None, where: str) -> Mesh:
+        """A mesh of global ranks, `parts` of them (all where None) times as many as are left."""
+        if self.spec is not None:
+            raise UnsupportedError(
+                f"{where}: it tells itself how it lies over the ranks, which does not go together "
+                "with a specification; leave spec out"
+            )
+        outside = [rank for rank in members if rank not in self.of_global]
+        if outside:
+            raise StateError(
+                f"{where}: it lies on the global ranks {list(members)}, of which {outside} are not "
+                f"in the process group of the call (global ranks {sorted(self.of_global)}); pass "
+                "a process group that holds all"
+            )
+        parts = len(members) if parts is None else parts
+        ranks = tuple(self.of_global[rank] for rank in members)
+        return Mesh((parts, len(members) // parts), ranks)
 
     def key(self, name: str) -> str:
         """The full name in the tree of what this rank has under the full name `name`."""

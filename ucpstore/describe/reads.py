@@ -22,11 +22,13 @@ from ucpstore.describe.tensors import (
     Memory,
     View,
     dtype_name,
+    gathered,
     hold,
     memory_of,
     overlaps_itself,
     plain,
     share_elements,
+    whole,
 )
 from ucpstore.errors import CorruptError, MismatchError, UnsupportedError
 from ucpstore.geometry import Index
@@ -56,13 +58,20 @@ class Reads:
     _claimed: dict[Memory, _Claim] = field(default_factory=dict)
 
     def tensor(
-        self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None = None
+        self,
+        target: torch.Tensor,
+        node: Node,
+        place: Place,
+        owner: Owner | None = None,
+        *,
+        derived: bool = False,
     ) -> None:
         """Fill a tensor of the state in place.
 
-        `owner` is what a specification goes by instead of the place.
+        `owner` is what a specification goes by instead of the place. What is `derived` from
+        another tensor, as a parameter from its master, may have another dtype of the kind.
         """
-        self.differences.attempt(self._tensor, target, node, place, owner)
+        self.differences.attempt(self._tensor, target, node, place, owner, derived=derived)
 
     def is_claimed(self, target: torch.Tensor) -> bool:
         """Whether something else is read into the same memory."""
@@ -126,11 +135,17 @@ class Reads:
             raise MismatchError(problem)
 
     def _tensor(
-        self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None = None
+        self,
+        target: torch.Tensor,
+        node: Node,
+        place: Place,
+        owner: Owner | None = None,
+        *,
+        derived: bool = False,
     ) -> None:
         path = array_path(node)
         if path is not None:
-            self._array(target, path, place, owner)
+            self._array(target, path, place, owner, derived=derived)
         elif is_scalar(node):
             self._scalar(target, node, place, owner)
         else:
@@ -138,10 +153,18 @@ class Reads:
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
 
-    def _array(self, target: torch.Tensor, path: str, place: Place, owner: Owner | None) -> None:
+    def _array(
+        self,
+        target: torch.Tensor,
+        path: str,
+        place: Place,
+        owner: Owner | None,
+        *,
+        derived: bool = False,
+    ) -> None:
         _check_own(target, place)
         held = hold(target, self.ranks, place.shown, owner.full_name if owner else None)
-        self._check(held, path, place)
+        self._check(held, path, place, derived=derived)
         if overlaps_itself(held.local):
             raise MismatchError(
                 f"{place.shown}: the target is expanded, several of its elements are the same "
@@ -151,7 +174,9 @@ class Reads:
         claim = _Claim(path, place, target, held.local)
         known = claim if memory is None else self._claimed.setdefault(memory, claim)
         if known is claim:
-            self._fill(held, path, is_state=owner is not None and owner.is_state)
+            copy = gathered(target)
+            also = () if copy is None else (View(copy, whole(held.shape)),)
+            self._fill(held, path, *also, is_state=owner is not None and owner.is_state)
         elif known.path != path:
             self._tied(held, claim, known)
 
@@ -166,11 +191,11 @@ class Reads:
                 "target; load into only one of them"
             )
 
-    def part(self, held: Held, node: Node, place: Place) -> None:
+    def part(self, held: Held, node: Node, place: Place, *, derived: bool = False) -> None:
         """Fill what a rank holds of one tensor of a row."""
-        self.differences.attempt(self._part, held, node, place)
+        self.differences.attempt(self._part, held, node, place, derived=derived)
 
-    def _part(self, held: Held, node: Node, place: Place) -> None:
+    def _part(self, held: Held, node: Node, place: Place, *, derived: bool = False) -> None:
         path = array_path(node)
         if is_scalar(node) and held.shape == ():
             saved = saved_scalar(node)
@@ -182,7 +207,7 @@ class Reads:
             raise MismatchError(
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
-        self._check(held, path, place)
+        self._check(held, path, place, derived=derived)
         self.raw(path, *self._unscaled(held))
 
     def _unscaled(self, held: Held) -> tuple[View, ...]:
@@ -191,11 +216,11 @@ class Reads:
             return held.views
         # With the present values, so that padding stays as it is.
         read = tuple(View(v.tensor * held.scale, v.pieces) for v in held.views)
-        for own, whole in zip(held.views, read, strict=True):
-            self.values.append(partial(_divide, own.tensor, whole.tensor, held.scale))
+        for own, into in zip(held.views, read, strict=True):
+            self.values.append(partial(_divide, own.tensor, into.tensor, held.scale))
         return read
 
-    def _check(self, held: Held, path: str, place: Place) -> None:
+    def _check(self, held: Held, path: str, place: Place, *, derived: bool = False) -> None:
         info, own = self.info(path), tuple(held.local.shape)
         if held.shape != info.shape:
             here = f" ({own} on this rank)" if own != held.shape else ""
@@ -203,15 +228,17 @@ class Reads:
                 f"{place.shown}: stored with shape {info.shape}, the target has shape "
                 f"{held.shape}{here}"
             )
-        self.checked_dtype(info.dtype, held.local.dtype, place)
+        alike = dtypes.kind(info.dtype) == dtypes.kind(held.dtype)
+        if not (derived and alike):
+            self.checked_dtype(info.dtype, held.local.dtype, place)
 
-    def _fill(self, held: Held, path: str, *, is_state: bool) -> None:
+    def _fill(self, held: Held, path: str, *also: View, is_state: bool) -> None:
         partition, local = held.partition, held.local
         # A scaled tensor is added up from all ranks, each of which has its whole gradient.
         views = held.views if is_state else self._unscaled(held)
         if partition is not None and partition.padded:
             self.values.append(lambda: _clear_padding(local, held.views))
-        self.raw(path, *views)
+        self.raw(path, *views, *also)
 
     def _tied(self, held: Held, claim: _Claim, known: _Claim) -> None:
         """Two stored arrays for the same memory: refused, or over items compared once read.

@@ -17,13 +17,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
+from ucpstore.describe.deepspeed import expand
 from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import array_path
-from ucpstore.describe.modules import EXTRA_STATE, Entry, entries
-from ucpstore.describe.naming import Named, inner_optimizer, keys_of, modules_of
+from ucpstore.describe.modules import EXTRA_STATE, Entry, entries, is_engine
+from ucpstore.describe.naming import Named, keys_of, modules_of
 from ucpstore.describe.numpys import from_numpy
 from ucpstore.describe.objects import is_stateful
 from ucpstore.describe.optimizers import optimizer_node
+from ucpstore.describe.owned import holding_of, is_optimizer
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
@@ -64,7 +66,9 @@ class LocalState:
 
 
 def check_state(state: object) -> Mapping[str, object]:
-    """Raise StateError for what is no mapping of items."""
+    """The items of a state; StateError for what is no mapping of items and no engine."""
+    if is_engine(state):
+        return expand(state, "")
     if not isinstance(state, Mapping):
         raise StateError(
             f"state must be a dict of items, but it is a {type(state).__name__}; "
@@ -136,13 +140,15 @@ class _SaveWalk:
             return self._tensor(value, place, owner)
         if isinstance(value, Flat):
             return self._flat(value, place)
+        if is_engine(value):
+            value = expand(value, place.shown)
         if isinstance(value, np.ndarray):
             return self._array(from_numpy(value, place.shown), place, tie=False)
         if isinstance(value, nn.Module):
             return self._module(value, place)
-        optimizer = inner_optimizer(value, place.shown)
-        if optimizer is not None:
-            return optimizer_node(optimizer, self.modules, place, self)
+        if is_optimizer(value, place.shown):
+            holding = holding_of(value, self.modules, self.ranks, place.shown)
+            return optimizer_node(holding, place, self)
         if is_stateful(value):
             return self.value(value.state_dict(), place)
         return self._container(value, place, owner)
@@ -232,6 +238,12 @@ class _SaveWalk:
             inside = place.child(key, found)
             pairs.append([key, self._put(held, inside, names, is_plain=True)])
         return {"dict": pairs}
+
+    def part(self, held: Held, place: Place, name: str) -> Node:
+        """What is held of one tensor of a row; see `ucpstore.describe.optimizers.Walk`."""
+        self.kept.append(held.local)
+        names = dimension_names(name, len(held.shape))
+        return self._put(held, place, names, is_plain=True)
 
     def _tensor(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
         if isinstance(tensor, DTensor):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
 from ucpstore.describe.dtensor import cut_of, local_of
-from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.ranks import Mesh, Ranks
 from ucpstore.errors import StateError, UnsupportedError
-from ucpstore.geometry import Box, Index, Partition, Piece, fragments
+from ucpstore.geometry import Box, Index, Partition, Piece, flat_views, fragments
+from ucpstore.geometry import Flat as FlatCut
 from ucpstore.spec import Lowered, Spec
 
 _LAZY: tuple[type, ...] = (
@@ -68,6 +71,9 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
     resolved, which copies them.
     """
     tensor = _waited(tensor)
+    part = sharded(tensor)
+    if part is not None:
+        return _hold_sharded(tensor, part, ranks, where)
     if isinstance(tensor, DTensor):
         tied = False
         if ranks.spec is not None:
@@ -124,6 +130,50 @@ def _is_tied(spec: Spec, rank: int, name: str | None, where: str) -> bool:
             "state_dict(), or use the name as key"
         )
     return stored != key
+
+
+def cut_by(mesh: Mesh, row: FlatCut) -> Partition:
+    """The partition of a tensor in a row that the first axis of a mesh cuts."""
+    return Partition(mesh.axes, mesh.ranks, (row, *(None for _ in mesh.axes[1:])))
+
+
+def views_of(
+    local: torch.Tensor, partition: Partition, shape: Index, rank: int, offset: int
+) -> tuple[View, ...]:
+    """What lies of a tensor, which begins at `offset` of a row, in the rank's part of the row."""
+    (start, _), views = flat_views(partition, shape, rank)
+    found = []
+    for view in views:
+        # A range begins in the rank's own part of the row.
+        first = (offset + start) % local.numel() + view.start
+        size = math.prod(view.shape)
+        if view.pieces:
+            part = local[first : first + size].view(view.shape)
+            found.append(View(part, view.pieces))
+    return tuple(found)
+
+
+def sharded(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The rank's own part of a parameter that DeepSpeed's ZeRO-3 cuts; None for other tensors."""
+    part: torch.Tensor | None = getattr(tensor, "ds_tensor", None)
+    return part
+
+
+def gathered(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The whole values of such a parameter where they are kept between steps."""
+    if sharded(tensor) is None or not tensor.numel():
+        return None
+    kept = tuple(tensor.shape) == tuple(tensor.ds_shape)  # type: ignore[attr-defined]
+    return tensor.detach() if kept else None
+
+
+def _hold_sharded(tensor: torch.Tensor, part: torch.Tensor, ranks: Ranks, where: str) -> Held:
+    local = plain(part, where).view(-1)
+    shape = tuple(map(int, tensor.ds_shape))  # type: ignore[attr-defined]
+    group = dist.get_process_group_ranks(tensor.ds_process_group)  # type: ignore[attr-defined]
+    partition = cut_by(ranks.line(group, None, where), FlatCut(0, max(local.numel(), 1)))
+    views = views_of(local, partition, shape, ranks.rank, 0)
+    return Held(local, shape, dtype_name(local.dtype, where), partition, views)
 
 
 def whole(shape: Index) -> tuple[Piece, ...]:
@@ -189,6 +239,9 @@ def memory_of(tensor: torch.Tensor) -> Memory | None:
         inner = _view_of(tensor._local_tensor)
         mesh = tensor.device_mesh
         return (*inner, tuple(tensor.shape), mesh, tensor.placements)
+    part = sharded(tensor)
+    if part is not None:
+        return _view_of(part)
     return _view_of(tensor) if tensor.numel() else None
 
 

@@ -1,0 +1,100 @@
+"""Live DeepSpeed engines, saved and loaded across stages, sizes and kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks.harness import Ranks
+
+pytest.importorskip("deepspeed.runtime", reason="needs the extra `deepspeed`")
+
+from cells import run, sample  # beside this file
+from zero_job import (  # beside this file
+    Kind,
+    continue_run,
+    differences,
+    load_from_plain,
+    load_into_plain,
+    load_run,
+    refusals,
+    round_trip_as_an_item,
+    save_one_group,
+    save_plain,
+    save_run,
+)
+
+NAMES = {"embed.weight", "first.weight", "first.bias", "last.weight", "last.bias", "scale"}
+
+
+def test_a_sample_of_the_pairs(zero_ranks: Ranks, tmp_path: Path) -> None:
+    found = run(zero_ranks, sample(4, 6), tmp_path)
+    assert len(found) == 6
+    assert {pair: wrong for pair, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Kind(1, round_robin=True), Kind(2)),
+        (Kind(2), Kind(1, round_robin=True)),
+        (Kind(3, persistent=1000), Kind(1, fp32_gradients=True)),
+        (Kind(1, fp32_gradients=True), Kind(3, persistent=1000)),
+        (Kind(0, "fp32"), Kind(2, "fp32", round_robin=True)),
+        (Kind(3, "fp32"), Kind(1, "fp32")),
+        (Kind(1, "fp32"), Kind(3, "fp32", persistent=1000)),
+        (Kind(3, "fp32", persistent=1000), Kind(0, "fp32")),
+    ],
+    ids=str,
+)
+def test_kinds(zero_ranks: Ranks, tmp_path: Path, source: Kind, target: Kind) -> None:
+    url = str(tmp_path / "s")
+    saved = zero_ranks.run(2, save_run, url, source)[0]
+    assert saved[0].keys() == saved[1]["exp_avg"].keys() == NAMES
+    assert saved[2].keys() == NAMES | {"frozen.weight", "table"}
+    for told, wrong in zero_ranks.run(3, load_run, url, target):
+        assert differences(saved, told) == []
+        assert wrong == []
+
+
+def test_other_dtypes_keep_masters_and_moments(zero_ranks: Ranks, tmp_path: Path) -> None:
+    """fp32 to bf16 and back: what is bf16 is its master's rounding, masters stay as they were."""
+    url = str(tmp_path / "s")
+    saved = zero_ranks.run(2, save_run, url, Kind(1))[0]
+    for told, wrong in zero_ranks.run(2, load_run, url, Kind(3, "fp32")):
+        assert [each for each in differences(saved, told) if "parameter" not in each] == []
+        assert wrong == []
+
+
+@pytest.mark.parametrize("kind", [Kind(1), Kind(3), Kind(0)], ids=str)
+def test_training_goes_on_bit_for_bit(zero_ranks: Ranks, tmp_path: Path, kind: Kind) -> None:
+    url = str(tmp_path / "s")
+    zero_ranks.run(2, save_run, url, kind)
+    assert zero_ranks.run(2, continue_run, url, kind) == [[True]] * 2
+
+
+@pytest.mark.parametrize("kind", [Kind(1), Kind(3)], ids=str)
+def test_a_plain_job_loads_an_engine_and_the_reverse(
+    zero_ranks: Ranks, tmp_path: Path, kind: Kind
+) -> None:
+    url, plain = str(tmp_path / "engine"), str(tmp_path / "plain")
+    told = zero_ranks.run(2, save_one_group, url, kind)[0]
+    assert zero_ranks.run(1, load_into_plain, url, told) == [[]]
+    zero_ranks.run(1, save_plain, plain, told)
+    for found in zero_ranks.run(2, load_from_plain, plain, kind):
+        assert differences(told, found) == []
+
+
+def test_an_engine_as_an_item_and_by_the_names_of_deepspeed(
+    zero_ranks: Ranks, tmp_path: Path
+) -> None:
+    found = zero_ranks.run(2, round_trip_as_an_item, str(tmp_path / "s"))
+    assert found == [["epoch 7, seen 11, step 2"]] * 2
+
+
+def test_what_has_no_form_is_refused(zero_ranks: Ranks, tmp_path: Path) -> None:
+    url = tmp_path / "never"
+    for found in zero_ranks.run(2, refusals, str(url)):
+        assert "does not go together with a specification; leave spec out" in found[0]
+        assert "its optimizer is a DeepSpeedZeroOptimizer of fp16" in found[1]
+    assert not url.exists()

@@ -1,0 +1,381 @@
+"""A small training job under DeepSpeed, and what DeepSpeed itself says that it holds.
+
+Run by ranks of `tests/deepspeed/cells.py` and of the tests. Everything that is compared comes from
+DeepSpeed's own functions, or from its buffers by its own offsets; nothing here calls ucpstore but
+to save and load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ucpstore
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+STATES = ("exp_avg", "exp_avg_sq")
+Values = dict[str, torch.Tensor]
+
+
+class Net(nn.Module):
+    """Tied weights, a frozen parameter, a buffer, one parameter of one element, odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.first = nn.Linear(6, 13)
+        self.frozen = nn.Linear(13, 13, bias=False)
+        self.last = nn.Linear(13, 6)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("table", torch.arange(5))
+        self.frozen.weight.requires_grad = False
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(self.embed(tokens)))
+        hidden = self.last(hidden + self.frozen(hidden)) * self.scale
+        return nn.functional.cross_entropy(
+            self.head(hidden).flatten(0, 1).float(), tokens.flatten()
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an engine is set up."""
+
+    stage: int
+    dtype: str = "bf16"
+    round_robin: bool = False
+    persistent: int = 0
+    """ZeRO-3 keeps parameters of fewer elements whole on all ranks."""
+    fp32_gradients: bool = False
+
+
+def quiet() -> contextlib.AbstractContextManager[object]:
+    """DeepSpeed prints and warns a great deal."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+    return stack
+
+
+def engine_of(kind: Kind, seed: int = 0) -> Any:
+    """A fresh engine with two parameter groups."""
+    with quiet():
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        rank, count = str(dist.get_rank()), str(dist.get_world_size())
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=count)
+        deepspeed.init_distributed("gloo", verbose=False, dist_init_required=False)
+        torch.manual_seed(seed)
+        net = Net()
+        flat = [p for p in net.parameters() if p.dim() < 2]
+        deep = [p for p in net.parameters() if p.dim() >= 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": deep, "weight_decay": 0.1}, {"params": flat, "weight_decay": 0.0}], lr=0.01
+        )
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": kind.dtype == "bf16"},
+            "zero_allow_untested_optimizer": True,
+            "zero_optimization": {
+                "stage": kind.stage,
+                "round_robin_gradients": kind.round_robin,
+                "stage3_param_persistence_threshold": kind.persistent,
+                "overlap_comm": False,
+            },
+        }
+        if kind.fp32_gradients:
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+        engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    return engine
+
+
+def train(engine: Any, steps: int, seed: int = 1) -> None:
+    """Steps on a batch that is the same on any number of ranks."""
+    with quiet():
+        for step in range(steps):
+            generator = torch.Generator().manual_seed(seed + step)
+            tokens = torch.randint(0, 11, (1, 7), generator=generator)
+            engine.backward(engine(tokens))
+            engine.step()
+
+
+def named(engine: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each parameter once, under its first name."""
+    yield from engine.module.named_parameters()
+
+
+def reported(engine: Any, kind: Kind) -> tuple[Values, dict[str, Values]]:
+    """Whole masters and states by name, as DeepSpeed's safe_get_full_* give them, on all ranks.
+
+    Those are not there for stage 0, where the optimizer's own tensors are whole, and are wrong with
+    round_robin_gradients, where the rows are gathered by the optimizer's offsets.
+    """
+    masters: Values = {}
+    states: dict[str, Values] = {key: {} for key in STATES}
+    optimizer = engine.optimizer
+    if kind.stage == 0:
+        pairs = zip(
+            (p for g in _weights_of(engine) for p in g),
+            (p for g in optimizer.param_groups for p in g["params"]),
+            strict=True,
+        )
+        inner = getattr(optimizer, "optimizer", optimizer)
+        names = {parameter: name for name, parameter in named(engine)}
+        for weight, master in pairs:
+            if not weight.requires_grad:
+                continue
+            masters[names[weight]] = master.detach().float().clone()
+            for key in STATES:
+                states[key][names[weight]] = inner.state[master][key].clone()
+        return masters, states
+    if kind.round_robin:
+        return _by_rows(engine)
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    if hasattr(optimizer, "_hp_optimizer_states_linked"):
+        # 0.19.8 links the states of the first group only, after the first step
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    for name, parameter in named(engine):
+        if not parameter.requires_grad:
+            continue
+        masters[name] = safe_get_full_fp32_param(parameter).detach().clone()
+        for key in STATES:
+            states[key][name] = safe_get_full_optimizer_state(parameter, key).clone()
+    return masters, states
+
+
+def _weights_of(engine: Any) -> list[list[nn.Parameter]]:
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp16_groups"):
+        return optimizer.fp16_groups
+    return [group["params"] for group in optimizer.param_groups]
+
+
+def _by_rows(engine: Any) -> tuple[Values, dict[str, Values]]:
+    optimizer = engine.optimizer
+    masters: Values = {}
+    states: dict[str, Values] = {key: {} for key in STATES}
+    names = {parameter: name for name, parameter in named(engine)}
+    for at, row in enumerate(optimizer.single_partition_of_fp32_groups):
+        rows = {"": row.detach(), **{k: optimizer.optimizer.state[row][k] for k in STATES}}
+        for key, part in rows.items():
+            parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, part)
+            whole = torch.cat(parts)
+            into = states[key] if key else masters
+            start = 0
+            for parameter in optimizer.round_robin_bit16_groups[at]:
+                stop = start + parameter.numel()
+                into[names[parameter]] = whole[start:stop].view(parameter.shape).clone()
+                # bf16 parameters are 2 bytes, aligned to 16
+                step = 16 // parameter.element_size() if optimizer.parameter_alignment else 1
+                start = -(-stop // step) * step
+    return masters, states
+
+
+def parameters(engine: Any) -> Values:
+    """Whole parameters, frozen ones too, and buffers."""
+    import deepspeed
+
+    found: Values = {}
+    for name, parameter in named(engine):
+        with deepspeed.zero.GatheredParameters([parameter]):
+            found[name] = parameter.detach().clone()
+    found.update((name, buffer.clone()) for name, buffer in engine.module.named_buffers())
+    return found
+
+
+Told = tuple[Values, dict[str, Values], Values]
+"""Masters, states by key, and parameters with buffers."""
+
+
+def told_by(engine: Any, kind: Kind) -> Told:
+    """All that is compared. Every rank calls it and gets the same."""
+    return (*reported(engine, kind), parameters(engine))
+
+
+def save_run(url: str, kind: Kind, steps: int = 3) -> Told:
+    """Train, save, and tell what was saved."""
+    engine = engine_of(kind)
+    train(engine, steps)
+    ucpstore.save(url, engine, step=steps)
+    told = told_by(engine, kind)
+    _forget(engine)
+    return told
+
+
+def load_run(url: str, kind: Kind) -> tuple[Told, list[str]]:
+    """Load into an engine that was made otherwise; what DeepSpeed then tells, and what is wrong."""
+    engine = engine_of(kind, seed=5)
+    if kind.persistent:
+        train(engine, 1, seed=70)  # from then on they are kept whole
+    # what is frozen has no master, and narrower engines have to say that they want it
+    ucpstore.load(url, engine, cast="model.frozen.weight")
+    kept = {n: p.detach().clone() for n, p in named(engine) if getattr(p, "ds_persist", False)}
+    wrong = [
+        f"{counter} is {getattr(engine, counter)}"
+        for counter in ("global_steps", "micro_steps")
+        if getattr(engine, counter) != 3
+    ]
+    told = told_by(engine, kind)
+    masters, _, weights = told
+    wrong += [
+        f"{name} is not its master"
+        for name, master in masters.items()
+        if not torch.equal(master.to(weights[name].dtype), weights[name])
+    ]
+    wrong += [
+        f"rank {dist.get_rank()}: {name} is kept whole with other values"
+        for name, whole in kept.items()
+        if not torch.equal(whole, weights[name])
+    ]
+    _forget(engine)
+    return told, wrong
+
+
+def continue_run(url: str, kind: Kind) -> list[bool]:
+    """Whether two steps after a load are those of the uninterrupted run, bit for bit."""
+    engine = engine_of(kind)
+    train(engine, 5)
+    expected = told_by(engine, kind)
+    _forget(engine)
+    engine = engine_of(kind, seed=5)
+    ucpstore.load(url, engine)
+    train(engine, 2, seed=4)
+    found = told_by(engine, kind)
+    _forget(engine)
+    return [not differences(expected, found)]
+
+
+def differences(expected: Told, found: Told) -> list[str]:
+    """Names of what is not bit-equal, or only on one side."""
+    pairs = [("master", expected[0], found[0]), ("parameter", expected[2], found[2])]
+    pairs += [(key, expected[1][key], found[1][key]) for key in STATES]
+    wrong = []
+    for what, left, right in pairs:
+        wrong += [f"{what} {name}" for name in left.keys() ^ right.keys()]
+        wrong += [
+            f"{what} {name}"
+            for name in left.keys() & right.keys()
+            if not torch.equal(left[name], right[name])
+        ]
+    return sorted(wrong)
+
+
+def _forget(engine: Any) -> None:
+    with quiet():
+        engine.destroy()
+
+
+def plain_job(told: Told | None) -> dict[str, Any]:
+    """The same model in fp32 with a plain AdamW of what is trained; zeros where `told` is None."""
+    net = Net()
+    adam = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.5)
+    with torch.no_grad():
+        for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+            masters, _, weights = told or ({}, {}, {})
+            tensor.copy_(masters.get(name, weights.get(name, torch.zeros_like(tensor))))
+    for name, parameter in net.named_parameters():
+        if told and parameter.requires_grad:
+            states = {key: told[1][key][name].clone() for key in STATES}
+            adam.state[parameter] = {"step": torch.tensor(3.0), **states}
+    return {"model": net, "optim": adam}
+
+
+def load_into_plain(url: str, told: Told) -> list[str]:
+    """What differs in a plain job that loads what an engine saved."""
+    job = plain_job(None)
+    ucpstore.load(url, job, cast="model.frozen.weight")
+    wrong = []
+    masters, states, weights = told
+    for name, tensor in [*job["model"].named_parameters(), *job["model"].named_buffers()]:
+        if not torch.equal(tensor, masters.get(name, weights[name]).to(tensor.dtype)):
+            wrong.append(name)
+        own = job["optim"].state.get(tensor, {})
+        wrong += [
+            f"{key} {name}"
+            for key in STATES
+            if name in masters and not torch.equal(own[key], states[key][name])
+        ]
+        if name in masters and own["step"] != 3.0:
+            wrong.append(f"step {name}")
+    lr = [group["lr"] for group in job["optim"].param_groups]
+    return [*wrong, *(["lr"] if lr != [0.01] else [])]
+
+
+def save_one_group(url: str, kind: Kind) -> Told:
+    """As `save_run`, with the groups as alike as those of `plain_job`."""
+    engine = engine_of(kind)
+    train(engine, 3)
+    for group in engine.optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    ucpstore.save(url, engine, step=3)
+    told = told_by(engine, kind)
+    _forget(engine)
+    return told
+
+
+def save_plain(url: str, told: Told) -> None:
+    ucpstore.save(url, plain_job(told), step=3)
+
+
+def load_from_plain(url: str, kind: Kind) -> Told:
+    engine = engine_of(kind, seed=5)
+    ucpstore.load(url, engine, cast="model.frozen.weight")
+    told = told_by(engine, kind)
+    _forget(engine)
+    return told
+
+
+def round_trip_as_an_item(url: str) -> list[str]:
+    """An engine beside other items, and by the names of DeepSpeed's own calls."""
+    from ucpstore.integrations.deepspeed import load_checkpoint, save_checkpoint
+
+    kind = Kind(3)
+    engine = engine_of(kind)
+    train(engine, 2)
+    expected = told_by(engine, kind)
+    ucpstore.save(url, {"engine": engine, "epoch": 7}, step=1)
+    save_checkpoint(engine, url, client_state={"seen": 11})
+    train(engine, 1, seed=9)
+    state = {"engine": engine, "epoch": 0}
+    ucpstore.load(url, state, step=1)
+    wrong = differences(expected, told_by(engine, kind))
+    train(engine, 1, seed=9)
+    client = {"seen": 0}
+    load_checkpoint(engine, url, client_state=client)
+    wrong += differences(expected, told_by(engine, kind))
+    steps = engine.global_steps
+    _forget(engine)
+    return [*wrong, f"epoch {state['epoch']}, seen {client['seen']}, step {steps}"]
+
+
+def refusals(url: str) -> list[str]:
+    """What an engine with a specification, and one of fp16, are told."""
+    engine = engine_of(Kind(1))
+    found = []
+    spec = ucpstore.Spec({"dp": dist.get_world_size()}, {}, replicate=["dp"])
+    for change in (lambda: None, lambda: setattr(engine, "fp16_enabled", lambda: True)):
+        change()
+        try:
+            ucpstore.save(url, engine, step=1, spec=spec)
+        except ucpstore.StateError as error:
+            found.append(str(error))
+    return found

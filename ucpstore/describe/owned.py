@@ -1,0 +1,300 @@
+"""What an optimizer holds by name: each of its parameters, or parts of one that is a flat row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from ucpstore.describe.flat import full_name_of, hold_flat, members_of
+from ucpstore.describe.naming import Name, Named, inner_optimizer, names_of
+from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.tensors import Held, hold
+from ucpstore.errors import StateError
+from ucpstore.flat import Flat, FlatOptimizer
+
+Hold = Callable[[torch.Tensor, str], Held]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Owned:
+    """One named tensor whose states an optimizer has.
+
+    `parameter` is the optimizer's, the key of its states. `weight` is the module's parameter of
+    this name, None where no module of the state has it. `hold` tells what of the parameter, or of
+    a state of its shape, belongs to this name; None where the parameter is the weight itself.
+    `aliased` says that the weight is a part of the parameter's memory.
+    """
+
+    name: Name
+    full_name: str
+    parameter: torch.Tensor
+    weight: torch.Tensor | None
+    hold: Hold | None = None
+    aliased: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weight is trained, as far as the state tells."""
+        return self.weight is None or self.weight.requires_grad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """An optimizer and, for each of its groups in order, what the group holds.
+
+    `loaded` is called at the end of a load.
+    """
+
+    optimizer: torch.optim.Optimizer
+    groups: tuple[tuple[Owned, ...], ...]
+    loaded: Callable[[], None] | None = None
+
+    def __iter__(self) -> Iterator[Owned]:
+        for group in self.groups:
+            yield from group
+
+    def by_parameter(self, group: int) -> dict[torch.Tensor, list[Owned]]:
+        """The names of each parameter of one group."""
+        found: dict[torch.Tensor, list[Owned]] = {}
+        for owned in self.groups[group]:
+            found.setdefault(owned.parameter, []).append(owned)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A parameter of an optimizer in which, from element `at` on, the tensor of `flat` lies.
+
+    `group` are the global ranks over which the row is cut in `parts`, in order, one for each where
+    None; without a group the flat tells it. `aliased` as in `Owned`.
+    """
+
+    parameter: torch.Tensor
+    flat: Flat
+    at: int = 0
+    aliased: bool = False
+    group: tuple[int, ...] = ()
+    parts: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy:
+    """A parameter of an optimizer that is a copy, of another dtype, of a module's parameter."""
+
+    parameter: torch.Tensor
+    weight: nn.Parameter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowOptimizer:
+    """An optimizer of rows and copies, by group; `loaded` is called after a load."""
+
+    optimizer: torch.optim.Optimizer
+    groups: tuple[tuple[Row | Copy, ...], ...]
+    loaded: Callable[[], None] | None = None
+
+
+def is_optimizer(value: object, where: str) -> bool:
+    """Whether a value of the state is stored as an optimizer."""
+    rows = isinstance(value, (FlatOptimizer, RowOptimizer))
+    return rows or inner_optimizer(value, where) is not None
+
+
+def holding_of(value: object, modules: Sequence[Named], ranks: Ranks, where: str) -> Holding:
+    """What an optimizer of the state holds by name.
+
+    Raises StateError, naming `where`, for parameters that have no name or several.
+    """
+    if isinstance(value, FlatOptimizer):
+        return _of_rows(_rows_of(value, where), modules, ranks, where)
+    if isinstance(value, RowOptimizer):
+        return _of_rows(value, modules, ranks, where)
+    optimizer = inner_optimizer(value, where)
+    assert optimizer is not None, "no optimizer"
+    names = names_of(optimizer, modules, where)
+    groups = [
+        tuple(
+            Owned(names[each], _full_name(names[each], each), each, each)
+            for each in group["params"]
+        )
+        for group in optimizer.param_groups
+    ]
+    return Holding(optimizer, tuple(groups))
+
+
+def _full_name(name: Name, parameter: torch.Tensor) -> str:
+    assert name.module is not None
+    return name.module.full_name(parameter)
+
+
+def _rows_of(value: FlatOptimizer, where: str) -> RowOptimizer:
+    """Each flat with the parameter in whose memory it lies."""
+    optimizer = inner_optimizer(value.optimizer, where)
+    if optimizer is None:
+        raise StateError(
+            f"{where}: the optimizer of a FlatOptimizer must be a torch.optim.Optimizer, but it is "
+            f"a {type(value.optimizer).__name__}"
+        )
+    found: dict[torch.Tensor, list[Row]] = {
+        parameter: [] for group in optimizer.param_groups for parameter in group["params"]
+    }
+    for flat in value.flats:
+        if not isinstance(flat, Flat) or not flat.is_row:
+            raise StateError(
+                f"{where}: a FlatOptimizer needs a ucpstore.Flat, or several, for each parameter "
+                f"of the optimizer, with names: Flat(tensor, {{name: shape}}); one is {flat!r}"
+            )
+        for parameter, rows in found.items():
+            at = _start_in(parameter, flat.tensor)
+            if at is not None:
+                rows.append(Row(parameter, flat, at))
+                break
+        else:
+            raise StateError(
+                f"{where}: {flat!r} with {', '.join([*flat.shapes][:3])} lies in no parameter of "
+                "the optimizer; give a Flat of the parameter itself, or of a part of it"
+            )
+    for number, (parameter, rows) in enumerate(found.items()):
+        if not rows:
+            raise StateError(
+                f"{where}: parameter {number} of the optimizer, of shape {tuple(parameter.shape)}, "
+                "has no Flat, so it is not known what lies in it"
+            )
+        rows.sort(key=lambda row: row.at)
+        for row, behind in pairwise(rows):
+            if row.at + row.flat.tensor.numel() > behind.at:
+                raise StateError(
+                    f"{where}: two Flats overlap in parameter {number} of the optimizer, that with "
+                    f"{next(iter(row.flat.shapes))} and that with {next(iter(behind.flat.shapes))}"
+                )
+    groups = [
+        tuple(row for each in group["params"] for row in found[each])
+        for group in optimizer.param_groups
+    ]
+    return RowOptimizer(optimizer, tuple(groups))
+
+
+def _start_in(parameter: torch.Tensor, tensor: torch.Tensor) -> int | None:
+    """At which element of a parameter a tensor starts that lies in it."""
+    if tensor is parameter:
+        return 0
+    if parameter.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+        return None
+    at = int(tensor.storage_offset()) - int(parameter.storage_offset())
+    return at if at >= 0 and at + tensor.numel() <= parameter.numel() else None
+
+
+@dataclass(slots=True, eq=False)
+class _Names:
+    """Names of the tensors of rows: below the one module, or behind the module's key."""
+
+    modules: Mapping[str, Named]
+    weights: Mapping[str, torch.Tensor]
+    places: frozenset[str]
+    seen: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(value: RowOptimizer, modules: Sequence[Named], where: str) -> _Names:
+        places = set()
+        for row in _all(value):
+            if isinstance(row, Row):
+                places.add(_place_of(row.flat))
+            else:
+                places.add(_holder(row.weight, modules, where).shown)
+        weights = {module.full_name(each): each for module in modules for each in module.own}
+        return _Names({module.shown: module for module in modules}, weights, frozenset(places))
+
+    def name(self, place: str, key: str, where: str) -> Name:
+        made = Name(place if len(self.places) > 1 else "", key, self.modules.get(place))
+        if str(made) in self.seen:
+            raise StateError(
+                f"{where}: {made} is in two places of the optimizer; name each tensor once"
+            )
+        self.seen.add(str(made))
+        return made
+
+
+def _of_rows(value: RowOptimizer, modules: Sequence[Named], ranks: Ranks, where: str) -> Holding:
+    names = _Names.of(value, modules, where)
+    groups = []
+    for group in value.groups:
+        found: list[Owned] = []
+        for row in group:
+            if isinstance(row, Row):
+                found += _members(row, names, ranks, where)
+            else:
+                found.append(_copied(row, names, modules, ranks, where))
+        groups.append(tuple(found))
+    return Holding(value.optimizer, tuple(groups), value.loaded)
+
+
+def _members(row: Row, names: _Names, ranks: Ranks, where: str) -> Iterator[Owned]:
+    # All together: it checks that they do not overlap, and gives names by the specification.
+    mesh = ranks.line(row.group, row.parts, where) if row.group else None
+    whole = Flat(
+        row.flat.tensor,
+        row.flat.shapes,
+        row.flat.over,
+        offsets=row.flat.offsets,
+        of=row.flat.of,
+        is_state=False,
+    )
+    keys = hold_flat(whole, ranks, where, mesh)
+    for key, member in zip(keys, members_of(row.flat, where), strict=True):
+        full_name = full_name_of(row.flat, member, where)
+        shapes, offsets = {member.name: member.shape}, {member.name: member.offset}
+
+        def held(
+            tensor: torch.Tensor,
+            shown: str,
+            shapes: Mapping[str, Sequence[int]] = shapes,
+            offsets: Mapping[str, int] = offsets,
+        ) -> Held:
+            part = tensor.detach().narrow(0, row.at, row.flat.tensor.numel())
+            own = Flat(
+                part,
+                shapes,
+                row.flat.over,
+                offsets=offsets,
+                of=row.flat.of,
+                is_state=tensor is not row.parameter,
+            )
+            return next(iter(hold_flat(own, ranks, shown, mesh).values()))
+
+        weight = names.weights.get(full_name)
+        name = names.name(_place_of(row.flat), key, where)
+        yield Owned(name, full_name, row.parameter, weight, held, row.aliased)
+
+
+def _place_of(flat: Flat) -> str:
+    return "model" if flat.of is None else flat.of
+
+
+def _copied(row: Copy, names: _Names, modules: Sequence[Named], ranks: Ranks, where: str) -> Owned:
+    module = _holder(row.weight, modules, where)
+    full_name = module.full_name(row.weight)
+
+    def held(tensor: torch.Tensor, shown: str) -> Held:
+        return hold(tensor, ranks, shown, full_name)
+
+    name = names.name(module.shown, module.names[row.weight], where)
+    return Owned(name, full_name, row.parameter, row.weight, held)
+
+
+def _holder(weight: nn.Parameter, modules: Sequence[Named], where: str) -> Named:
+    holder = next((module for module in modules if weight in module.names), None)
+    if holder is None:
+        raise StateError(
+            f"{where}: a parameter of shape {tuple(weight.shape)} is in no module of the state, so "
+            "it has no name; add the module that holds it"
+        )
+    return holder
+
+
+def _all(value: RowOptimizer) -> Iterator[Row | Copy]:
+    for group in value.groups:
+        yield from group

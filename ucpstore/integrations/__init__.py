@@ -1,0 +1,1 @@
+"""Faces of other frameworks' habits over `ucpstore.save` and `ucpstore.load`."""
