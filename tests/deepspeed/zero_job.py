@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ucpstore
+from ucpstore.spec import replicate
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -371,7 +372,8 @@ def refusals(url: str) -> list[str]:
     """What an engine with a specification, and one of fp16, are told."""
     engine = engine_of(Kind(1))
     found = []
-    spec = ucpstore.Spec({"dp": dist.get_world_size()}, {}, replicate=["dp"])
+    rules = {"model.*": replicate("dp")}
+    spec = ucpstore.Spec({"dp": dist.get_world_size()}, rules)
     for change in (lambda: None, lambda: setattr(engine, "fp16_enabled", lambda: True)):
         change()
         try:
