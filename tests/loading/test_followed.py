@@ -49,6 +49,31 @@ def test_the_totals_are_what_is_read_from_the_storage(tmp_path: Path) -> None:
     assert (reads[-1].done_bytes, reads[-1].done_objects) == (total, 3)
 
 
+CHUNK = 64 * 1024 + 4  # with its checksum
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, 4 * [CHUNK]),
+        (2 * CHUNK - 1, 4 * [CHUNK]),
+        (2 * CHUNK, 2 * [2 * CHUNK]),
+        (3 * CHUNK, [CHUNK, 3 * CHUNK]),
+        (4 * CHUNK, [4 * CHUNK]),
+    ],
+)
+def test_the_storage_says_how_much_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int]
+) -> None:
+    grid = Options(chunk_bytes=64 * 1024, target_bytes=4 * 64 * 1024)
+    ucpstore.save(tmp_path, {"w": torch.arange(65536.0).reshape(512, 128)}, step=1, options=grid)
+    monkeypatch.setattr(FaultyStorage, "request_bytes", most)
+    target = {"w": torch.zeros(512, 128)}
+    _, _, storage = followed(tmp_path, target)
+    assert torch.equal(target["w"], torch.arange(65536.0).reshape(512, 128))
+    assert sorted(o.bytes for o in storage.log if o.kind == "read_into") == sizes
+
+
 def test_compressed_arrays_count_as_they_are_without_compression(tmp_path: Path) -> None:
     ucpstore.save(tmp_path / "s", state(2.0), step=4, options=Options(codecs={"*": "zstd"}))
     report, told, _ = followed(tmp_path / "s", state())

@@ -114,6 +114,10 @@ class FaultyStorage:
         return self.inner.one_process
 
     @property
+    def request_bytes(self) -> int:
+        return self.inner.request_bytes
+
+    @property
     def case_insensitive(self) -> bool:
         return self.inner.case_insensitive
 

@@ -86,12 +86,12 @@ class Reader:
     def _found(self, request: Request, key: str) -> Iterator[Range]:
         """The ranges of a request, from the object's size and its index."""
         grid, chunks = request.array.grid, request.object.chunks
-        size = self._storage.size(key)
+        size, most = self._storage.size(key), self._storage.request_bytes
         if not grid.sharded:
-            return joined(chunks, [Extent(0, size)])
+            return joined(chunks, [Extent(0, size)], most)
         tail = read_tail(self._storage, key, grid, size)
         self._count(len(tail))
-        return joined(chunks, parse_index(tail, grid, request.object.index, size, key))
+        return joined(chunks, parse_index(tail, grid, request.object.index, size, key), most)
 
     def _range(self, request: Request, found: Range, key: str) -> None:
         read, array = request.read, request.array

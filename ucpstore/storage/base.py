@@ -10,12 +10,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from ucpstore.options import KIB, MIB
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 """What can be put: contiguous bytes of any of these types. They are never changed."""
+
+
+CACHED_BYTES = 2 * MIB + 4 * KIB
+"""A request where bytes are copied from memory: two chunks of the usual size, with checksums. Loads
+with one, two and eight took 0.234, 0.223 and 0.298 s (4 ranks on 2 cores, page cache)."""
+
+ROUND_TRIP_BYTES = 8 * MIB
+"""A request to a server; twice as much was no faster, half as much was slower at times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,14 @@ class Storage(Protocol):
 
         Found by trying on first use, which may write and remove a temporary file: ask only on the
         way to a write.
+        """
+
+    @property
+    def request_bytes(self) -> int:
+        """Up to how many adjacent bytes are best read in one request.
+
+        Few on local files, where a call costs little and what was read is still in the processor's
+        cache when it is checked and copied; many where a request is a round trip.
         """
 
     def put(self, key: str, data: Buffer) -> None:

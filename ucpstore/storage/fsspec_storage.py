@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 from ucpstore.errors import CorruptError, StorageError
-from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.base import (
+    ROUND_TRIP_BYTES,
+    Buffer,
+    Entry,
+    byte_view,
+    check_key,
+    check_prefix,
+)
 from ucpstore.storage.fsspec_calls import ABSENT, Calls, Here
 from ucpstore.storage.fsspec_places import Place, open_place
 
@@ -79,6 +86,10 @@ class FsspecStorage:
     @property
     def one_process(self) -> bool:
         return self._place.protocol == "memory"
+
+    @property
+    def request_bytes(self) -> int:
+        return ROUND_TRIP_BYTES
 
     @property
     def case_insensitive(self) -> bool:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError
-from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.base import CACHED_BYTES, Buffer, Entry, byte_view, check_key, check_prefix
 from ucpstore.storage.files import (
     ABSENT,
     absent,
@@ -64,6 +64,10 @@ class LocalStorage:
     @property
     def one_process(self) -> bool:
         return False
+
+    @property
+    def request_bytes(self) -> int:
+        return CACHED_BYTES
 
     @property
     def case_insensitive(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ucpstore.errors import CorruptError
-from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.base import CACHED_BYTES, Buffer, Entry, byte_view, check_key, check_prefix
 
 
 class MemoryStorage:
@@ -25,6 +25,10 @@ class MemoryStorage:
     @property
     def one_process(self) -> bool:
         return True
+
+    @property
+    def request_bytes(self) -> int:
+        return CACHED_BYTES
 
     @property
     def case_insensitive(self) -> bool:

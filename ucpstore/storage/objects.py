@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError, StateError, StorageError
-from ucpstore.storage.base import Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.base import (
+    ROUND_TRIP_BYTES,
+    Buffer,
+    Entry,
+    byte_view,
+    check_key,
+    check_prefix,
+)
 from ucpstore.storage.s3_clients import (
     FIRST_RETRY_TIMEOUT_S,
     FIRST_WAIT_S,
@@ -80,6 +87,10 @@ class S3Storage:
     @property
     def one_process(self) -> bool:
         return False
+
+    @property
+    def request_bytes(self) -> int:
+        return ROUND_TRIP_BYTES
 
     @property
     def case_insensitive(self) -> bool:
