@@ -49,7 +49,7 @@ def test_the_totals_are_what_is_read_from_the_storage(tmp_path: Path) -> None:
     assert (reads[-1].done_bytes, reads[-1].done_objects) == (total, 3)
 
 
-CHUNK = 64 * 1024 + 4  # with its checksum
+CHUNK = 1024 * 1024 + 4  # with its checksum
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ CHUNK = 64 * 1024 + 4  # with its checksum
 def test_the_storage_says_how_much_is_read_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int]
 ) -> None:
-    grid = Options(chunk_bytes=64 * 1024, target_bytes=4 * 64 * 1024)
-    ucpstore.save(tmp_path, {"w": torch.arange(65536.0).reshape(512, 128)}, step=1, options=grid)
+    values = torch.arange(1024.0 * 1024).reshape(1024, 1024)
+    ucpstore.save(tmp_path, {"w": values}, step=1)
     monkeypatch.setattr(FaultyStorage, "request_bytes", most)
-    target = {"w": torch.zeros(512, 128)}
+    target = {"w": torch.zeros(1024, 1024)}
     _, _, storage = followed(tmp_path, target)
-    assert torch.equal(target["w"], torch.arange(65536.0).reshape(512, 128))
+    assert torch.equal(target["w"], values)
     assert sorted(o.bytes for o in storage.log if o.kind == "read_into") == sizes
 
 
