@@ -135,6 +135,11 @@ class Spec:
         ties = (part.name for part in self._parts_for(name) if isinstance(part, Tied))
         return next(ties, self.key(name, rank))
 
+    def rule(self, name: str) -> str | None:
+        """The pattern that matches a name, as messages show it; None where none does."""
+        pattern = self._match(name)
+        return None if pattern is None else _shown(pattern)
+
     def check_dtensor(self, name: str) -> None:
         """Refuse a rule that says more of a DTensor than a name."""
         for part in self._parts_for(name):
