@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from services.forking import held_by_a_thread, in_child
 
+import ucpstore
 from ucpstore.geometry import Box, Piece
 from ucpstore.options import MIB
 from ucpstore.staging import BufferPool, parts, pool_for, read_local, write_local
@@ -157,3 +159,27 @@ def test_a_forked_child_has_buffers_of_its_own() -> None:
     with held_by_a_thread(pool.take(4096)):
         assert in_child(check) == 0
     assert pool_for(2 * limit) is pool
+
+
+def test_a_budget_above_what_the_system_gives_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, asked = np.empty, []
+
+    def short(shape: int, dtype: type) -> np.ndarray:
+        asked.append(shape)
+        if shape > 5 * MIB:
+            raise MemoryError
+        return empty(shape, dtype)
+
+    monkeypatch.setattr("ucpstore.staging.np.empty", short)
+    pool = BufferPool(1 << 70)
+    with pool.take(3 * MIB) as one, pool.take(MIB) as other:
+        assert (one.size, other.size, pool.limit) == (3 * MIB, MIB, 4 * MIB)
+    assert asked == [1 << power for power in range(46, 21, -1)]
+
+
+def test_a_huge_budget_needs_no_memory(tmp_path: Path) -> None:
+    options = ucpstore.Options(budget_bytes=1 << 66)
+    ucpstore.save(tmp_path, {"a": torch.arange(3)}, step=1, options=options)
+    target = torch.zeros(3, dtype=torch.int64)
+    ucpstore.load(tmp_path, {"a": target}, options=options)
+    assert target.tolist() == [0, 1, 2]

@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,8 @@ class BufferPool:
     """Reused host buffers. At most `limit` bytes are out at once; a larger request goes alone.
 
     All are parts of one region of `limit` bytes, the lowest that is free first, so that memory is
-    used again whatever sizes are asked for, and what was never needed is never touched.
+    used again whatever sizes are asked for, and what was never needed is never touched. `limit`
+    becomes less where the system does not give so much.
 
     Thread-safe. `take` and `acquire` block until the bytes are free, and are served in the order
     in which they were called: else workers that ask again and again would keep a thread waiting
@@ -39,7 +40,7 @@ class BufferPool:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = min(limit, _MOST)
         self._region: Bytes | None = None
         self._out: dict[int, tuple[int, int]] = {}
         """Start and stop of what is out, by identity; a larger request has stop 0."""
@@ -59,18 +60,28 @@ class BufferPool:
         """A buffer of at least `size` bytes; the caller hands the same object to `release`."""
         capacity = -(-max(size, 1) // _PAGE) * _PAGE
         with self._changed:
+            region = self._reserved()
             start = None if self._waiting else self._place(capacity)
             if start is None:
                 start = self._await_turn(capacity)
             if capacity > self.limit:
                 buffer, span = np.empty(capacity, np.uint8), (0, 0)
             else:
-                if self._region is None:
-                    self._region = np.empty(self.limit, np.uint8)
-                buffer = self._region[start : start + capacity]
+                buffer = region[start : start + capacity]
                 span = (start, start + capacity)
             self._out[id(buffer)] = span
             return buffer
+
+    def _reserved(self) -> Bytes:
+        """The region; a smaller one than was asked for where the system does not give so much."""
+        while self._region is None:
+            try:
+                self._region = np.empty(self.limit, np.uint8)
+            except MemoryError:
+                if self.limit <= _PAGE:
+                    raise
+                self.limit //= 2
+        return self._region
 
     def _place(self, capacity: int) -> int | None:
         """Where a buffer fits now, or None."""
@@ -112,6 +123,9 @@ class BufferPool:
 
 
 _PAGE = 4096
+
+_MOST = 1 << 46
+"""More bytes than any machine has."""
 
 
 _pools: dict[int, BufferPool] = {}
@@ -211,7 +225,9 @@ def write_local(
             if tensor.device.type != "cpu" or tensor.dtype != dtype:
                 source = torch.empty(each.shape, dtype=dtype, device="cpu")
                 copy_raw(raw_array(source), each)
-                tensor[where].copy_(source)
+                # torch forbids to change elsewhere what was made in inference mode
+                with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                    tensor[where].copy_(source)
                 continue
             if number not in raw:
                 raw[number] = raw_array(tensor)

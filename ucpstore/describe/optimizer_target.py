@@ -6,8 +6,9 @@ states would change them: neither is called. States are assigned at the end only
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -16,13 +17,13 @@ from ucpstore.describe.build import ABSENT, Thunk, build
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.masters import Masters, saved_entries, ties
 from ucpstore.describe.naming import Name, Named
-from ucpstore.describe.optimizers import FROZEN, IDENTITY, MASTER
+from ucpstore.describe.optimizers import FROZEN, IDENTITY, MASTER, is_copy
 from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.row_target import Member, RowTarget
 from ucpstore.describe.tensors import dtype_name
-from ucpstore.errors import MismatchError
+from ucpstore.errors import MismatchError, StateError
 from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
 
@@ -105,15 +106,26 @@ class OptimizerTarget:
             values = self._match_group(index, members, group_of)
             before, after = _steps_on_device(group), _steps_on_device({**group, **values})
             for parameter, held in self.holding.by_parameter(index).items():
-                known = [owned for owned in held if self._names[owned] in group_of]
-                if known and known[0].hold is None:
-                    self._match_states(known[0], after, before != after)
+                known = {owned for owned in held if self._names[owned] in group_of}
+                if held[0].hold is not None:
+                    row = self._row(parameter, held, known, (after, before != after))
+                    if known:
+                        self._states[parameter] = row.match()
+                    else:
+                        row.match_masters()
                 elif known:
-                    self._match_row(parameter, known, after, before != after)
+                    self._match_states(held[0], after, before != after)
         for key, node in self.saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
             self._extra[key] = build(self.reads, node, at, now)
+
+    def match_masters(self) -> None:
+        """All that there is to do for an optimizer that was not saved, but its module was."""
+        for index in range(len(self.optimizer.param_groups)):
+            for parameter, held in self.holding.by_parameter(index).items():
+                if held[0].hold is not None:
+                    self._row(parameter, held, set(), (False, False)).match_masters()
 
     def same_groups(self) -> bool:
         """Whether the target's groups are the saved ones, as far as this rank has parameters."""
@@ -244,27 +256,31 @@ class OptimizerTarget:
         )
         return True
 
-    def _match_row(
-        self, parameter: torch.Tensor, held: Iterable[Owned], on_device: bool, moves: bool
-    ) -> None:
+    def _row(
+        self,
+        parameter: torch.Tensor,
+        held: Iterable[Owned],
+        known: Collection[Owned],
+        steps: tuple[bool, bool],
+    ) -> RowTarget:
+        """A parameter in which several tensors lie, those `known` with saved states."""
         now = self.optimizer.state.get(parameter, {})
         members = []
         for owned in held:
             module, weight = owned.name.module, None
             if module is not None:
                 weight = self._entries[module].get(owned.name.fqn)
-            states = {} if self._thaws(owned) else self._states_of(owned)
-            members.append(Member(owned, states, weight))
+            saved = owned in known and not self._thaws(owned)
+            states = self._states_of(owned) if saved else {}
+            members.append(Member(owned, states, weight, saved))
 
         def common(
             thunks: dict[str, Thunk], key: str, node: Node, place: Place, owned: Owned
         ) -> None:
             owner = Owner(parameter, str(owned.name), owned.full_name)
-            target = _Place(owner, on_device, moves)
-            self._match_state(thunks, key, node, place, target, now.get(key))
+            self._match_state(thunks, key, node, place, _Place(owner, *steps), now.get(key))
 
-        row = RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
-        self._states[parameter] = row.match()
+        return RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
 
     def _match_states(self, owned: Owned, on_device: bool, moves: bool) -> None:
         if self._thaws(owned):
@@ -294,6 +310,7 @@ class OptimizerTarget:
     ) -> None:
         """Add how to get one state of one parameter to `thunks`."""
         parameter = member.owner.parameter
+        owner = replace(member.owner, is_state=not is_copy(self.optimizer, key), key=key)
         path = array_path(node)
         if path is None and not is_scalar(node):
             if isinstance(now, torch.Tensor):
@@ -306,7 +323,7 @@ class OptimizerTarget:
             now = None
         if isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
             self.reads.tensor(
-                now, node, place, member.owner if now.shape == parameter.shape else None
+                now, node, place, owner if now.shape == parameter.shape else None
             )
             thunks[key] = lambda: now
             return
@@ -315,17 +332,48 @@ class OptimizerTarget:
                 f"{place.shown}: the target is a {type(now).__name__}, but {what(node)} was saved"
             )
         if path is None:
-            thunks[key] = _scalar(key, saved_scalar(node), parameter, member.steps_on_device)
+            saved = saved_scalar(node)
+            if not owner.is_state and parameter.dim() == 0:
+                scale = self.reads.held(owner).scale
+                saved = saved if scale == 1 else saved / scale
+            thunks[key] = _scalar(key, saved, parameter, member.steps_on_device)
             return
-        alike = self.reads.info(path).shape == self.reads.stored_shape(member.owner)
+        alike = self._is_alike(path, owner, place)
         made = self.reads.fresh(
             node,
             place,
             like_tensor=parameter if alike else None,
             device=parameter.device,
-            owner=member.owner if alike else None,
+            owner=owner if alike else None,
         )
         thunks[key] = lambda: made
+
+    def _is_alike(self, path: str, owner: Owner, place: Place) -> bool:
+        """Whether a state that is made anew lies as its parameter does.
+
+        Raises MismatchError where a rule of the state's own says otherwise, and only the state
+        itself would tell which of the two it goes by.
+        """
+        held, stored = self.reads.held(owner), self.reads.info(path).shape
+        if stored != held.shape:
+            return False
+        spec, here = self.reads.ranks.spec, tuple(held.local.shape)
+        if spec is None or here == stored:
+            return True
+        own = spec.rule(place.shown)
+        if own is None or own == spec.rule(owner.full_name):
+            return True
+        with contextlib.suppress(StateError):
+            lowered = spec.lower(place.shown, here, self.reads.ranks.rank)
+            if (lowered.shape, lowered.partition) == (held.shape, held.partition):
+                return True
+        raise MismatchError(
+            f"{place.shown}: the target's optimizer has no such state yet, and the one that was "
+            f"saved has the shape {stored} of its parameter, of which this rank has {here}; so it "
+            f"may lie as the parameter does, or by rule {own} of its own. Let the optimizer make "
+            "its states before the load, or let the rule match only what does not lie as its "
+            "parameter does"
+        )
 
     def _match_master(self, owned: Owned, node: Node) -> None:
         """A master for a target without: its parameter is read from it if it has that dtype."""

@@ -39,6 +39,14 @@ class Walk(Protocol):
         """The node of what is held of one tensor, whose dimensions are named after `name`."""
 
 
+def is_copy(optimizer: torch.optim.Optimizer, key: str) -> bool:
+    """Whether a state is known to hold values of its parameter, as a mean or a master does.
+
+    Others follow the gradient.
+    """
+    return "master" in key.lower() or (key == "ax" and isinstance(optimizer, torch.optim.ASGD))
+
+
 def optimizer_node(holding: Holding, place: Place, walk: Walk) -> Node:
     """The node of an optimizer; its tensors go to `<path>/<state name>/<parameter name>`."""
     optimizer = holding.optimizer
@@ -81,7 +89,8 @@ def _states_of(
         for each, stored in found:
             inside = place.child(key, ()).child(str(each.name), ())
             if each.hold is None:
-                own = Owner(parameter, str(each.name), each.full_name)
+                is_state = not is_copy(optimizer, key)
+                own = Owner(parameter, str(each.name), each.full_name, is_state, key)
                 stored[key] = walk.value(value, inside, own)
             elif isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 stored[key] = walk.part(each.hold(value, inside.shown), inside, str(each.name))

@@ -122,7 +122,11 @@ def restore(value: object, stored: object) -> object:
         value.value = restore(value.value, stored)
         return value
     if isinstance(value, torch.Generator):
-        assert isinstance(stored, torch.Tensor)
+        if not isinstance(stored, torch.Tensor):
+            raise TypeError(
+                "a torch.Generator takes its state, a tensor of uint8, but it was given a "
+                f"{type(stored).__name__}"
+            )
         value.set_state(stored)
         return value
     if is_stateful(value):

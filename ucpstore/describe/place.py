@@ -70,13 +70,15 @@ class Owner:
     """The parameter that a value belongs to.
 
     `name` is the one in the optimizer; `full_name` the one that the parameter's module gives it, by
-    which a specification knows it. `is_state` tells a state of the optimizer from the parameter.
+    which a specification knows it. `is_state` tells a state of the optimizer, which follows the
+    gradient, from the parameter and copies of it. `key` is what the optimizer calls the state.
     """
 
     parameter: torch.Tensor
     name: str
     full_name: str
     is_state: bool = True
+    key: str = ""
 
 
 ROOT = Place()

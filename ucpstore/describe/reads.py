@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
+from ucpstore.describe.claims import Claim, overlapping
 from ucpstore.describe.dtensor import like
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.numpys import Array, writable
@@ -27,22 +29,11 @@ from ucpstore.describe.tensors import (
     memory_of,
     overlaps_itself,
     plain,
-    share_elements,
     whole,
+    wide_of,
 )
 from ucpstore.errors import CorruptError, MismatchError, UnsupportedError
-from ucpstore.geometry import Index
 from ucpstore.tree.nodes import Node
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Claim:
-    """Memory that is read into; the tensors are kept, so that their memory is not used again."""
-
-    path: str
-    place: Place
-    target: torch.Tensor
-    local: torch.Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +46,9 @@ class Reads:
     differences: Differences = field(default_factory=Differences)
     found: list[Read] = field(default_factory=list)
     values: list[Callable[[], None]] = field(default_factory=list)
-    _claimed: dict[Memory, _Claim] = field(default_factory=dict)
+    _claimed: dict[Memory, Claim] = field(default_factory=dict)
+    _copied: list[Claim] = field(default_factory=list)
+    """Of numpy arrays that are filled from a copy."""
 
     def tensor(
         self,
@@ -124,9 +117,9 @@ class Reads:
             raise CorruptError(f"{path}: the tree names an array that the metadata does not have")
         return info
 
-    def stored_shape(self, owner: Owner) -> Index:
-        """The shape of a parameter's array."""
-        return hold(owner.parameter, self.ranks, owner.full_name, owner.full_name).shape
+    def held(self, owner: Owner) -> Held:
+        """What this rank holds of a parameter."""
+        return hold(owner.parameter, self.ranks, owner.full_name, owner.full_name)
 
     def checked_dtype(self, stored: str, wanted: torch.dtype, place: Place) -> None:
         """Raise MismatchError unless values of `stored` may be put into a target of `wanted`."""
@@ -164,6 +157,9 @@ class Reads:
     ) -> None:
         _check_own(target, place)
         held = hold(target, self.ranks, place.shown, owner.full_name if owner else None)
+        if owner is not None and owner.is_state:
+            # A scaled tensor is added up from all ranks, each of which has its whole gradient.
+            held = replace(held, scale=1)
         self._check(held, path, place, derived=derived)
         if overlaps_itself(held.local):
             raise MismatchError(
@@ -171,12 +167,12 @@ class Reads:
                 "memory; use its contiguous() copy"
             )
         memory = memory_of(target)
-        claim = _Claim(path, place, target, held.local)
+        claim = Claim(path, place, target, held.local)
         known = claim if memory is None else self._claimed.setdefault(memory, claim)
         if known is claim:
             copy = gathered(target)
             also = () if copy is None else (View(copy, whole(held.shape)),)
-            self._fill(held, path, *also, is_state=owner is not None and owner.is_state)
+            self._fill(held, path, *also)
         elif known.path != path:
             self._tied(held, claim, known)
 
@@ -184,7 +180,7 @@ class Reads:
         """Claim the memory in which parts of several arrays lie; `part` fills it."""
         _check_own(tensor, place)
         memory = memory_of(tensor)
-        claim = _Claim(place.path, place, tensor, plain(tensor, place.shown))
+        claim = Claim(place.path, place, tensor, plain(tensor, place.shown))
         if memory is not None and self._claimed.setdefault(memory, claim) is not claim:
             self.differences.problems.append(
                 f"{place.shown} and {self._claimed[memory].place.shown}: the same memory in the "
@@ -208,17 +204,23 @@ class Reads:
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
         self._check(held, path, place, derived=derived)
-        self.raw(path, *self._unscaled(held))
+        self.raw(path, *self._unscaled(held, path))
 
-    def _unscaled(self, held: Held) -> tuple[View, ...]:
+    def _unscaled(self, held: Held, path: str) -> tuple[View, ...]:
         """The views to read into: others, of which these are made at the end, where scaled."""
         if held.scale == 1:
             return held.views
-        # With the present values, so that padding stays as it is.
-        read = tuple(View(v.tensor * held.scale, v.pieces) for v in held.views)
+        read = self._apart(held, path)
         for own, into in zip(held.views, read, strict=True):
-            self.values.append(partial(_divide, own.tensor, into.tensor, held.scale))
+            self.values.append(partial(_divide, own, into, held.scale))
         return read
+
+    def _apart(self, held: Held, path: str) -> tuple[View, ...]:
+        """Views like those of `held` on memory of their own, which takes every stored value."""
+        dtype = held.local.dtype
+        if held.scale != 1:
+            dtype = wide_of(dtype, self.info(path).dtype)
+        return tuple(View(torch.empty_like(v.tensor, dtype=dtype), v.pieces) for v in held.views)
 
     def _check(self, held: Held, path: str, place: Place, *, derived: bool = False) -> None:
         info, own = self.info(path), tuple(held.local.shape)
@@ -232,15 +234,14 @@ class Reads:
         if not (derived and alike):
             self.checked_dtype(info.dtype, held.local.dtype, place)
 
-    def _fill(self, held: Held, path: str, *also: View, is_state: bool) -> None:
+    def _fill(self, held: Held, path: str, *also: View) -> None:
         partition, local = held.partition, held.local
-        # A scaled tensor is added up from all ranks, each of which has its whole gradient.
-        views = held.views if is_state else self._unscaled(held)
+        views = self._unscaled(held, path)
         if partition is not None and partition.padded:
             self.values.append(lambda: _clear_padding(local, held.views))
         self.raw(path, *views, *also)
 
-    def _tied(self, held: Held, claim: _Claim, known: _Claim) -> None:
+    def _tied(self, held: Held, claim: Claim, known: Claim) -> None:
         """Two stored arrays for the same memory: refused, or over items compared once read.
 
         Ties do not reach over items in a checkpoint, so that items can be loaded one by one.
@@ -250,12 +251,12 @@ class Reads:
             raise MismatchError(
                 f"{both} two tensors in the checkpoint; untie them in the target, or load only one"
             )
-        again = [View(torch.empty_like(view.tensor), view.pieces) for view in held.views]
+        again = self._apart(held, claim.path)
         self.raw(claim.path, *again)
 
         def compare() -> None:
             pairs = zip(again, held.views, strict=True)
-            if not all(_same_bits(one.tensor, other.tensor) for one, other in pairs):
+            if not all(_same(one, other, held.scale) for one, other in pairs):
                 raise MismatchError(
                     f"{both} the checkpoint has different values for them; untie them in the "
                     "target, or load only one. The target is undefined now"
@@ -265,17 +266,11 @@ class Reads:
 
     def refuse_overlaps(self) -> None:
         """Refuse targets that are different views with common elements."""
-        by_storage: dict[int, list[_Claim]] = {}
-        for claim in self._claimed.values():
-            if claim.local.numel():
-                storage = claim.local.untyped_storage()._cdata
-                by_storage.setdefault(storage, []).append(claim)
-        for claims in by_storage.values():
-            for one, other in _pairs(claims):
-                self.differences.problems.append(
-                    f"{one.place.shown} and {other.place.shown}: views of the same memory that "
-                    "overlap in the target; load into only one of them"
-                )
+        for one, other in overlapping([*self._claimed.values(), *self._copied]):
+            self.differences.problems.append(
+                f"{one.place.shown} and {other.place.shown}: views of the same memory that "
+                "overlap in the target; load into only one of them"
+            )
 
     def _numpy(self, target: Array, node: Node, place: Place) -> None:
         if array_path(node) is None and not (is_scalar(node) and target.ndim == 0):
@@ -286,6 +281,7 @@ class Reads:
         self._tensor(tensor, node, place)
         if write_back is not None:
             self.values.append(write_back)
+            self._copied.append(Claim(array_path(node) or place.path, place, target, target))
 
     def _scalar(self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None) -> None:
         saved, scale = saved_scalar(node), 1
@@ -317,39 +313,42 @@ def _check_own(target: torch.Tensor, place: Place) -> None:
 def _clear_padding(local: torch.Tensor, views: Sequence[View]) -> None:
     """Zeros behind what is real; padding lies at the end of each dimension."""
     ends = [piece.local.stop for view in views for piece in view.pieces]
-    with torch.no_grad():
+    with _writing(local):
         for dim, extent in enumerate(local.shape):
             real = max((end[dim] for end in ends), default=0)
             local.narrow(dim, real, extent - real).zero_()
 
 
-def _divide(local: torch.Tensor, whole: torch.Tensor, by: int) -> None:
-    with torch.no_grad():
-        local.copy_(whole / by)
+def _divide(own: View, stored: View, by: int) -> None:
+    """Fill the pieces alone, so that padding stays as it is."""
+    with _writing(own.tensor):
+        for piece in own.pieces:
+            where = piece.local.slices()
+            own.tensor[where].copy_(stored.tensor[where] / by)
 
 
 def _fill(local: torch.Tensor, saved: torch.Tensor) -> None:
-    with torch.no_grad():
+    with _writing(local):
         local.copy_(saved)
+
+
+@contextmanager
+def _writing(tensor: torch.Tensor) -> Iterator[None]:
+    """Allow to change a tensor that asks for a gradient, or was made in inference mode."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        yield
+
+
+def _same(stored: View, own: View, scale: int) -> bool:
+    """Whether the pieces of a view hold what is stored, bit for bit."""
+    for piece in own.pieces:
+        where = piece.local.slices()
+        found = stored.tensor[where] / scale if scale != 1 else stored.tensor[where]
+        if not _same_bits(found.to(own.tensor.dtype), own.tensor[where]):
+            return False
+    return True
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     pair = [side.contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
     return torch.equal(*pair)
-
-
-def _pairs(claims: Sequence[_Claim]) -> Iterator[tuple[_Claim, _Claim]]:
-    """Neighbours, by where they start, that share elements."""
-    ordered = sorted(claims, key=lambda claim: claim.local.data_ptr())
-    for at, one in enumerate(ordered):
-        end = one.local.data_ptr() + _span_bytes(one.local)
-        for other in ordered[at + 1 :]:
-            if other.local.data_ptr() >= end:
-                break
-            if share_elements(one.local, other.local):
-                yield one, other
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()

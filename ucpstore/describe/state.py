@@ -22,14 +22,14 @@ from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import array_path
 from ucpstore.describe.modules import EXTRA_STATE, Entry, entries, is_engine
 from ucpstore.describe.naming import Named, keys_of, modules_of
-from ucpstore.describe.numpys import from_numpy
+from ucpstore.describe.numpys import from_numpy, identity_of
 from ucpstore.describe.objects import is_stateful
 from ucpstore.describe.optimizers import optimizer_node
 from ucpstore.describe.owned import holding_of, is_optimizer
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import Held, View, check_kind, hold, memory_of, plain
+from ucpstore.describe.tensors import Held, View, check_kind, hold, memory_of, plain, wide_of
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.format.documents import canonical
@@ -143,7 +143,8 @@ class _SaveWalk:
         if is_engine(value):
             value = expand(value, place.shown)
         if isinstance(value, np.ndarray):
-            return self._array(from_numpy(value, place.shown), place, tie=False)
+            tensor = from_numpy(value, place.shown)
+            return self._array(tensor, place, identity=identity_of(value))
         if isinstance(value, nn.Module):
             return self._module(value, place)
         if is_optimizer(value, place.shown):
@@ -249,9 +250,19 @@ class _SaveWalk:
         if isinstance(tensor, DTensor):
             return self._state_array(tensor, place, owner)
         check_kind(tensor, place.shown)
-        if tensor.dim() == 0:
-            return encode(plain(tensor, place.shown).cpu(), place.shown)
+        if tensor.dim() == 0 and not self._is_averaged(owner, place):
+            value = plain(tensor, place.shown).cpu()
+            if owner is not None and not owner.is_state:
+                scale = hold(tensor, self.ranks, place.shown, owner.full_name).scale
+                value = value if scale == 1 else value * scale
+            return encode(value, place.shown)
         return self._state_array(tensor, place, owner)
+
+    def _is_averaged(self, owner: Owner | None, place: Place) -> bool:
+        """Whether a 0-d state is a moment of a 0-d parameter of which the mean is stored."""
+        if owner is None or owner.parameter.dim() or owner.key == "step":
+            return False
+        return hold(owner.parameter, self.ranks, place.shown, owner.full_name).mean
 
     def _state_array(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
         if owner is None:
@@ -259,8 +270,7 @@ class _SaveWalk:
         if tensor.shape != owner.parameter.shape:
             return self._array(tensor, place, tie=False, state=True)
         names = dimension_names(owner.name, tensor.dim())
-        full_name = owner.full_name
-        return self._array(tensor, place, names=names, tie=False, full_name=full_name, state=True)
+        return self._array(tensor, place, names=names, tie=False, owner=owner, state=True)
 
     def _array(
         self,
@@ -271,8 +281,10 @@ class _SaveWalk:
         identity: object | None = None,
         tie: bool = True,
         full_name: str | None = None,
+        owner: Owner | None = None,
         state: bool = False,
     ) -> Node:
+        full_name = owner.full_name if owner is not None else full_name
         held = hold(tensor, self.ranks, place.shown, full_name)
         self.kept.append(tensor)
         if tie:
@@ -287,7 +299,8 @@ class _SaveWalk:
         if state:
             # A parameter may have some states on one rank, and others on another. A scaled one is
             # added up from all ranks, each of which has its whole gradient.
-            held = replace(held, alone="", tied=False, scale=1)
+            copies = owner is not None and not owner.is_state
+            held = replace(held, alone="", tied=False, scale=held.scale if copies else 1)
         return self._put(held, place, names, is_plain=not isinstance(tensor, DTensor))
 
     def _owned(self, path: str, held: Held) -> None:
@@ -306,6 +319,8 @@ class _SaveWalk:
         is_plain: bool,
     ) -> Node:
         dtype = self._stored_dtype(held.dtype, place)
+        if held.mean:
+            _check_mean(held.dtype, dtype, place)
         codec = self.codec_of(place.shown)
         spec = ArraySpec(
             place.path,
@@ -320,7 +335,9 @@ class _SaveWalk:
         )
         views = held.views
         if held.scale != 1:
-            views = tuple(View(view.tensor * held.scale, view.pieces) for view in views)
+            # in a dtype that has both the own values and the stored ones
+            wide = wide_of(held.local.dtype, dtype)
+            views = tuple(View(view.tensor.to(wide) * held.scale, view.pieces) for view in views)
         if place.path in self.arrays:
             raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
         self.arrays[place.path] = LocalArray(spec, views, is_plain)
@@ -341,3 +358,13 @@ class _SaveWalk:
                     )
                 return wanted
         return dtype
+
+
+def _check_mean(own: str, stored: str, place: Place) -> None:
+    """Refuse a mean of values that would be rounded before they are added up."""
+    if wide_of(dtypes.to_torch(own), stored) != dtypes.to_torch(stored):
+        raise UnsupportedError(
+            f"{place.shown}: a rule averages it, and cast stores it as {stored}, but it is {own}: "
+            "the ranks' values would be rounded before their mean is made; put "
+            f"{place.shown!r}: torch.{own} before the pattern that matches it, the first counts"
+        )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
 from ucpstore.describe.dtensor import cut_of, local_of
+from ucpstore.describe.numpys import Array
 from ucpstore.describe.ranks import Mesh, Ranks
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.geometry import Box, Index, Partition, Piece, flat_views, fragments
@@ -117,6 +117,15 @@ def check_numbers(lowered: Lowered, local: torch.Tensor, where: str) -> None:
                 "tensor has dtype "
                 f"{dtype_name(local.dtype, where)}"
             )
+
+
+def wide_of(own: torch.dtype, stored: str) -> torch.dtype:
+    """A dtype that has the values of a float dtype and those of a stored one."""
+    other = dtypes.to_torch(stored)
+    if not (other.is_floating_point or other.is_complex):
+        return torch.promote_types(own, torch.float64)
+    # torch promotes no float8
+    return own if other.itemsize == 1 else torch.promote_types(own, other)
 
 
 def _is_tied(spec: Spec, rank: int, name: str | None, where: str) -> bool:
@@ -246,11 +255,13 @@ def memory_of(tensor: torch.Tensor) -> Memory | None:
 
 
 def _view_of(tensor: torch.Tensor) -> Memory:
-    storage = tensor.untyped_storage()
+    storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+    start = 0 if tensor.is_meta else storage.data_ptr()
     return (
-        # not data_ptr(): it is 0 for every empty storage
-        storage._cdata,
-        tensor.storage_offset(),
+        tensor.device,
+        # Two storages may be the same memory, as those that torch.from_numpy makes of one array,
+        # but every empty one is at 0.
+        start + offset * tensor.itemsize if start else (storage._cdata, offset),
         tuple(tensor.shape),
         tensor.stride(),
         tensor.dtype,
@@ -283,14 +294,14 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def share_elements(left: torch.Tensor, right: torch.Tensor) -> bool:
+def share_elements(left: torch.Tensor | Array, right: torch.Tensor | Array) -> bool:
     """Whether two views have a memory cell in common. Memory is not touched, nor much needed."""
     return bool(np.shares_memory(_addresses(left), _addresses(right)))
 
 
-def _addresses(tensor: torch.Tensor) -> npt.NDArray[np.void]:
+def _addresses(memory: torch.Tensor | Array) -> Array:
     """An array at the addresses of a tensor of any device: to compare, not to read."""
-    return np.asarray(_Addresses(tensor))
+    return memory if isinstance(memory, np.ndarray) else np.asarray(_Addresses(memory))
 
 
 class _Addresses:
