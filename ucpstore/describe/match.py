@@ -39,6 +39,7 @@ from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.decode import decode
 from ucpstore.tree.nodes import Node, items_of, pairs_of, tag_of
+from ucpstore.tree.optimizer import OptimizerNode, to_node
 
 Put = Callable[[object], None]
 """Puts another value into the slot that a value of the target came from."""
@@ -127,6 +128,7 @@ class _LoadWalk:
                 self._walk(value, saved[key], place, _slot(state, key))
             elif not isinstance(value, Counters):
                 self.differences.missing.append(place.shown)
+                self._absent(value, place)
         if self.differences.missing and not saved.keys() >= state.keys():
             there = ", ".join(map(str, saved)) or "of an empty state"
             self.differences.hints.append(
@@ -238,8 +240,11 @@ class _LoadWalk:
         wanted = [key for key in value if key in saved or not isinstance(value[key], Counters)]
         self._names(dict.fromkeys(wanted), saved, place)
         for key, item in value.items():
+            inside = place.child(key, value)
             if key in saved:
-                self._walk(item, saved[key], place.child(key, value), _slot(value, key))
+                self._walk(item, saved[key], inside, _slot(value, key))
+            else:
+                self._absent(item, inside)
         if not value and "state" in place.shown and any(type(key) is int for key in saved):
             self.differences.hints.append(
                 f"{place.shown}: the state_dict() of an optimizer that has not stepped yet has no "
@@ -322,6 +327,12 @@ class _LoadWalk:
         target = self.prepared.get(place.path) or self._prepared(value, node, place)
         target.match()
         self.optimizers.append(target)
+
+    def _absent(self, value: object, place: Place) -> None:
+        """What a load that is not strict does for a value that was not saved: masters follow."""
+        if isinstance(value, (FlatOptimizer, RowOptimizer)):
+            nothing = to_node(OptimizerNode(place.path, (), {}))
+            self._prepared(value, nothing, place).match_masters()
 
     def _object(self, value: Stateful, node: Node, place: Place) -> None:
         thunk = build(self.reads, node, place, value.state_dict())

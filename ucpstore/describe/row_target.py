@@ -23,11 +23,15 @@ from ucpstore.tree.nodes import Node, same, short
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """One name of a row with what was saved of it; `weight` is the node of the parameter."""
+    """One name of a row with what was saved of it; `weight` is the node of the parameter.
+
+    `known` is false for a name without saved states, which is told as a whole.
+    """
 
     owned: Owned
     states: Mapping[str, Node]
     weight: Node
+    known: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +52,12 @@ class RowTarget:
         for key in keys:
             if key not in (FROZEN, MASTER):
                 self.reads.differences.attempt(self._match, thunks, key)
-        self._match_master()
+        self.match_masters()
         return thunks
 
     def _match(self, thunks: dict[str, Thunk], key: str) -> None:
         saved = {member: member.states[key] for member in self.members if key in member.states}
-        lacking = [member for member in self.members if member not in saved]
+        lacking = [member for member in self.members if member.known and member not in saved]
         self.reads.differences.missing += [self._at(key, member).shown for member in lacking]
         first = next(iter(saved))
         if not self._is_cut(key, saved):
@@ -97,8 +101,12 @@ class RowTarget:
         weights = [member.owned.weight for member in saved]
         return key != "step" and all(each is not None and each.dim() == 0 for each in weights)
 
-    def _match_master(self) -> None:
-        """Fill the row itself, from the masters that were saved or else from the parameters."""
+    def match_masters(self) -> None:
+        """Fill the row itself, from the masters that were saved or else from the parameters.
+
+        The latter also where nothing of the optimizer was saved: the parameters would go back to
+        old values with the next step otherwise.
+        """
         wanted = [member for member in self.members if not member.owned.aliased]
         if not wanted:
             return
@@ -107,7 +115,8 @@ class RowTarget:
             place = self._at(MASTER, member)
             node = member.states.get(MASTER, member.weight)
             if node is None:
-                self.reads.differences.missing.append(place.shown)
+                if member.known:
+                    self.reads.differences.missing.append(place.shown)
             else:
                 # the parameter is never wider than its master
                 self._fill(self.parameter, member, node, place, derived=MASTER not in member.states)
