@@ -21,7 +21,9 @@ class PerRank(Generic[T]):
 
     `value` is anything a state may hold except DTensors, modules and optimizers; an object with
     `state_dict()` and `load_state_dict()` and a `torch.Generator` are stored by their state.
-    Loading restores them, and dicts and lists, in place, and sets `value` to anything else.
+    Loading restores them, and dicts and lists, in place, and sets `value` to anything else. A
+    PerRank may also be part of what an object's `state_dict()` gives; its `load_state_dict()` gets
+    the value without it.
 
     A load gives each index its own where the axis has the name and count that it had at the save.
     Elsewhere it calls `reshape(values, index, count)` on every rank, with the values of all saved

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from describe.engine import bits, load, save
+from describe.engine import bits, join, load, read, save
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import lr_scheduler
 
+from ucpstore import PerRank, Spec
+from ucpstore.describe import describe, match
 from ucpstore.errors import MismatchError, StateError, UnsupportedError
+from ucpstore.spec import padded, replicate, scaled, shard
 
 
 class Box:
@@ -147,3 +151,79 @@ def test_an_object_may_hold_a_module_like_dict():
     target = Box(shadow=nn.Linear(2, 2).state_dict())
     load({"ema": target}, save({"ema": Box(shadow=shadow.state_dict())}))
     assert bits(target.values["shadow"]["weight"]) == bits(shadow.weight)
+
+
+# ---- under a specification ----
+
+TWO = {0: 0, 1: 1}
+
+
+def on_ranks(make, spec: Spec, target, ranks=TWO) -> list[dict[str, object]]:
+    """The values of the target's objects on each rank, loaded from what `make` gives each."""
+    checkpoint = join(
+        [describe({"o": make(rank)}, group_ranks=ranks, rank=rank, spec=spec) for rank in ranks]
+    )
+    found = []
+    for rank in ranks:
+        state = {"o": target(rank)}
+        read(
+            match(
+                state,
+                checkpoint.tree,
+                checkpoint.infos,
+                group_ranks=ranks,
+                rank=rank,
+                spec=spec,
+            ),
+            checkpoint,
+        )
+        found.append(state["o"].values)
+    return found
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, lambda values: np.array(values, np.float32)])
+def test_local_tensors_of_objects_go_by_the_rules(kind):
+    whole = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    parts = [whole[:2], [whole[2], [0.0, 0.0]]]
+    rules = {
+        "o.rows": [shard(0, "tp"), padded(0, 3)],
+        "o.half": scaled("tp"),
+        "o.same": replicate("tp"),
+    }
+
+    def make(rank):
+        return Box(rows=kind(parts[rank]), half=kind([1.5]), same=kind([7.0]))
+
+    def target(rank):
+        return Box(rows=kind([[9.0, 9.0]] * 2), half=kind([9.0]), same=kind([9.0] * 3))
+
+    found = on_ranks(make, Spec({"tp": 2}, rules), target)
+    for rank, values in enumerate(found):
+        assert type(values["rows"]) is type(kind([1.0]))
+        assert values["rows"].tolist() == parts[rank]
+        assert (values["half"].tolist(), values["same"].tolist()) == ([1.5], [7.0])
+
+
+@pytest.mark.parametrize(
+    ("target", "has"),
+    [(lambda rank: Box(), "none there"), (lambda rank: Box(x=torch.ones(4)), r"one of shape \(4,")],
+)
+def test_an_object_must_have_the_shape_of_its_part(target, has):
+    spec = Spec({"tp": 2}, {"o.x": shard(0, "tp")})
+    with pytest.raises(MismatchError, match=rf"o\.x: stored with shape \(4,\).*target has {has}"):
+        on_ranks(lambda rank: Box(x=torch.ones(2)), spec, target)
+
+
+class Marked(Box):
+    """Says of one value that it differs by rank."""
+
+    axis: object = "tp"
+
+    def state_dict(self) -> dict[str, object]:
+        return {"n": PerRank(self.values["n"], self.axis), "all": 3}
+
+
+def test_values_per_rank_inside_of_objects():
+    spec, four = Spec({"dp": 2, "tp": 2}, {}), {rank: rank for rank in range(4)}
+    found = on_ranks(lambda rank: Marked(n=rank % 2), spec, lambda rank: Marked(n=9), four)
+    assert found == [{"n": rank % 2, "all": 3} for rank in four]

@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from ucpstore import dtypes
 from ucpstore.describe.dtensor import like
 from ucpstore.describe.kinds import array_path, only_values, saved_scalar
-from ucpstore.describe.numpys import to_numpy
-from ucpstore.describe.perrank import coordinate
+from ucpstore.describe.numpys import from_numpy, to_numpy
+from ucpstore.describe.perrank import as_per_rank, coordinate
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads import Reads
-from ucpstore.describe.tensors import View, whole
-from ucpstore.errors import CorruptError, StateError
+from ucpstore.describe.tensors import View, hold, whole
+from ucpstore.errors import CorruptError, MismatchError, StateError
 from ucpstore.format.per_rank import alone_path, from_row, packed_path
-from ucpstore.geometry import Box, Piece
+from ucpstore.geometry import Box, Index, Piece
 from ucpstore.perrank import PerRank
 from ucpstore.tree.decode import decode
 from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, tag_of
@@ -41,7 +42,8 @@ def build(
     """A value from a node, its tensors in the layout of those at the same place in `current`.
 
     A plain tensor of another shape than the current one, and every tensor that `current` does not
-    have, comes as saved: plain, whole, on the device of the current one or else on `device`.
+    have, comes as saved: plain, whole, on the device of the current one or else on `device`. A
+    value per rank comes without the PerRank that `current` has around it.
     """
     path = array_path(node)
     if path is not None:
@@ -51,7 +53,7 @@ def build(
         on = current.device if isinstance(current, torch.Tensor) else device
         return lambda: saved_scalar(node).to(on)
     if tag == "per_rank":
-        return document(reads, node, PerRank(current), place)
+        return document(reads, node, as_per_rank(current) or PerRank(current), place)
     if tag == "optimizer":
         raise StateError(f"{place.shown}: saved from an optimizer; the target has none here")
     if only_values(node):
@@ -128,22 +130,48 @@ def _unpacked(row: torch.Tensor, key: str, index: int) -> object:
 def _array(
     reads: Reads, node: Node, place: Place, current: object, device: torch.device | str
 ) -> Thunk:
-    if isinstance(current, np.ndarray):
-        values = reads.fresh(node, place)
-        dtype = current.dtype
-        return lambda: to_numpy(values, dtype)
     if isinstance(current, DTensor):
         target: torch.Tensor = like(current, current.dtype)
-    elif isinstance(current, torch.Tensor) and (
-        tuple(current.shape) == reads.info(array_path(node)).shape
-    ):
-        target = torch.empty_like(current.detach())
+        reads.tensor(target, node, place)
+        return lambda: target
+    shape = _shape_here(reads, node, current, place)
+    if isinstance(current, torch.Tensor) and tuple(current.shape) == shape:
+        made = torch.empty_like(current.detach())
     else:
         on = current.device if isinstance(current, torch.Tensor) else device
-        fresh = reads.fresh(node, place, device=on)
-        return lambda: fresh
-    reads.tensor(target, node, place)
-    return lambda: target
+        on = "cpu" if isinstance(current, np.ndarray) else on
+        dtype = dtypes.to_torch(reads.info(array_path(node)).dtype)
+        made = torch.empty(shape, dtype=dtype, device=on)
+    reads.tensor(made, node, place)
+    if isinstance(current, np.ndarray):
+        kind = current.dtype
+        return lambda: to_numpy(made, kind)
+    return lambda: made
+
+
+def _shape_here(reads: Reads, node: Node, current: object, place: Place) -> Index:
+    """The shape of the plain tensor that this rank has of an array.
+
+    It is that of the current one where a rule makes the stored shape of it, else the stored one.
+    """
+    stored, spec = reads.info(array_path(node)).shape, reads.ranks.spec
+    if spec is None:
+        return stored
+    if isinstance(current, np.ndarray):
+        current = from_numpy(current, place.shown)
+    if isinstance(current, torch.Tensor):
+        own = tuple(current.shape)
+        if hold(current, reads.ranks, place.shown).shape == stored:
+            return own
+    lowered = spec.lower(place.shown, stored, reads.ranks.rank)
+    if lowered.shape == stored:
+        return stored
+    has = f"one of shape {own}" if isinstance(current, torch.Tensor) else "none there"
+    raise MismatchError(
+        f"{place.shown}: stored with shape {stored}, of which rule {lowered.rule} gives this rank "
+        f"a part, but the target has {has}, which does not tell the shape of the part; give it a "
+        "tensor of this rank's shape before the load"
+    )
 
 
 def _mapping(
