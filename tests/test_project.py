@@ -125,7 +125,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
     )
 
 
-EXTRAS = ("test", "lint", "examples", "benchmarks")
+EXTRAS = ("test", "lint", "examples", "benchmarks", "deepspeed")
 
 
 def requirements(*extras: str) -> dict[str, Requirement]:

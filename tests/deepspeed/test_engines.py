@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from ranks.harness import Ranks
 
-pytest.importorskip("deepspeed.runtime", reason="needs the extra `deepspeed`")
+try:
+    metadata.version("deepspeed")  # ranks import it, which takes seconds
+except metadata.PackageNotFoundError:
+    pytest.skip("needs the extra `deepspeed`", allow_module_level=True)
 
 from cells import run, sample  # beside this file
-from zero_job import (  # beside this file
-    Kind,
-    continue_run,
-    differences,
-    load_from_plain,
-    load_into_plain,
-    load_run,
+from other_jobs import (  # beside this file
+    load_from_other,
+    load_other,
     refusals,
     round_trip_as_an_item,
     save_one_group,
-    save_plain,
-    save_run,
+    save_other,
+    train_what_was_frozen,
 )
+from zero_job import Kind, continue_run, differences, load_run, save_run  # beside this file
 
 NAMES = {"embed.weight", "first.weight", "first.bias", "last.weight", "last.bias", "scale"}
 
@@ -73,15 +74,17 @@ def test_training_goes_on_bit_for_bit(zero_ranks: Ranks, tmp_path: Path, kind: K
     assert zero_ranks.run(2, continue_run, url, kind) == [[True]] * 2
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "fsdp2"])
 @pytest.mark.parametrize("kind", [Kind(1), Kind(3)], ids=str)
-def test_a_plain_job_loads_an_engine_and_the_reverse(
-    zero_ranks: Ranks, tmp_path: Path, kind: Kind
+def test_jobs_without_deepspeed_load_an_engine_and_the_reverse(
+    zero_ranks: Ranks, tmp_path: Path, kind: Kind, sharded: bool
 ) -> None:
-    url, plain = str(tmp_path / "engine"), str(tmp_path / "plain")
+    url, other = str(tmp_path / "engine"), str(tmp_path / "other")
+    count = 3 if sharded else 1
     told = zero_ranks.run(2, save_one_group, url, kind)[0]
-    assert zero_ranks.run(1, load_into_plain, url, told) == [[]]
-    zero_ranks.run(1, save_plain, plain, told)
-    for found in zero_ranks.run(2, load_from_plain, plain, kind):
+    assert zero_ranks.run(count, load_other, url, told, sharded) == [[]] * count
+    zero_ranks.run(count, save_other, other, told, sharded)
+    for found in zero_ranks.run(2, load_from_other, other, kind):
         assert differences(told, found) == []
 
 
@@ -90,6 +93,18 @@ def test_an_engine_as_an_item_and_by_the_names_of_deepspeed(
 ) -> None:
     found = zero_ranks.run(2, round_trip_as_an_item, str(tmp_path / "s"))
     assert found == [["epoch 7, seen 11, step 2"]] * 2
+
+
+@pytest.mark.parametrize("kind", [Kind(2), Kind(3)], ids=str)
+def test_b22_an_engine_trains_what_was_frozen(
+    zero_ranks: Ranks, tmp_path: Path, kind: Kind
+) -> None:
+    found = zero_ranks.run(2, train_what_was_frozen, str(tmp_path), kind)
+    for message, missing, wrong in found:
+        assert "(1 difference)" in message
+        assert "not in the checkpoint: optim.frozen.weight" in message
+        assert missing == ["optim.frozen.weight"]
+        assert wrong == []
 
 
 def test_what_has_no_form_is_refused(zero_ranks: Ranks, tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""Jobs that load what an engine saved, and engines that load what others saved.
+
+Run by ranks of the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from zero_job import (  # beside this file
+    STATES,
+    Kind,
+    Net,
+    Told,
+    differences,
+    engine_of,
+    forget,
+    told_by,
+    train,
+)
+
+import ucpstore
+from ucpstore.spec import replicate
+
+
+def other_job(told: Told | None, sharded: bool) -> dict[str, Any]:
+    """The same model in fp32 with torch's AdamW of what is trained; zeros where `told` is None.
+
+    Plain, or `sharded` by FSDP2 over all ranks.
+    """
+    net = Net()
+    masters, moments, weights = told or ({}, {}, {})
+    with torch.no_grad():
+        for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+            tensor.copy_(masters.get(name, weights.get(name, torch.zeros_like(tensor))))
+    if sharded:
+        fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    adam = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.5)
+    for name, parameter in net.named_parameters():
+        if told and parameter.requires_grad:
+            states = {key: _like(parameter, moments[key][name]) for key in STATES}
+            adam.state[parameter] = {"step": torch.tensor(3.0), **states}
+    return {"model": net, "optim": adam}
+
+
+def _like(parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A copy of whole values, cut as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return values.clone()
+    return distribute_tensor(values, parameter.device_mesh, parameter.placements)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def save_other(url: str, told: Told, sharded: bool) -> None:
+    """Save such a job that has what an engine told."""
+    ucpstore.save(url, other_job(told, sharded), step=3)
+
+
+def load_other(url: str, told: Told, sharded: bool) -> list[str]:
+    """What differs in such a job that loads what an engine saved."""
+    job = other_job(None, sharded)
+    net, adam = job["model"], job["optim"]
+    ucpstore.load(url, job, cast="model.frozen.weight")
+    wrong = []
+    masters, states, weights = told
+    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        if not torch.equal(_whole(tensor), masters.get(name, weights[name]).to(tensor.dtype)):
+            wrong.append(name)
+        own = adam.state.get(tensor, {})
+        if name in masters:
+            wrong += [
+                f"{key} {name}"
+                for key in STATES
+                if not torch.equal(_whole(own[key]), states[key][name])
+            ]
+            wrong += [] if own["step"] == 3.0 else [f"step {name}"]
+    lr = [group["lr"] for group in adam.param_groups]
+    return [*wrong, *(["lr"] if lr != [0.01] else [])]
+
+
+def save_one_group(url: str, kind: Kind) -> Told:
+    """As `save_run`, with groups alike, so that another job may have one."""
+    engine = engine_of(kind)
+    train(engine, 3)
+    for group in engine.optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    ucpstore.save(url, engine, step=3)
+    told = told_by(engine, kind)
+    forget(engine)
+    return told
+
+
+def load_from_other(url: str, kind: Kind) -> Told:
+    """What an engine has that loaded what such a job saved."""
+    engine = engine_of(kind, seed=5)
+    ucpstore.load(url, engine, cast="model.frozen.weight")
+    told = told_by(engine, kind)
+    forget(engine)
+    return told
+
+
+def round_trip_as_an_item(url: str) -> list[str]:
+    """An engine beside other items, and by the names of DeepSpeed's own calls."""
+    from ucpstore.integrations.deepspeed import load_checkpoint, save_checkpoint
+
+    kind = Kind(3)
+    engine = engine_of(kind)
+    train(engine, 2)
+    expected = told_by(engine, kind)
+    ucpstore.save(url, {"engine": engine, "epoch": 7}, step=1)
+    save_checkpoint(engine, url, client_state={"seen": 11})
+    train(engine, 1, seed=9)
+    state = {"engine": engine, "epoch": 0}
+    ucpstore.load(url, state, step=1)
+    wrong = differences(expected, told_by(engine, kind))
+    train(engine, 1, seed=9)
+    client = {"seen": 0}
+    load_checkpoint(engine, url, client_state=client)
+    wrong += differences(expected, told_by(engine, kind))
+    steps = engine.global_steps
+    forget(engine)
+    return [*wrong, f"epoch {state['epoch']}, seen {client['seen']}, step {steps}"]
+
+
+def refusals(url: str) -> list[str]:
+    """What an engine with a specification, and one of fp16, are told."""
+    engine = engine_of(Kind(1))
+    found = []
+    rules = {"model.*": replicate("dp")}
+    spec = ucpstore.Spec({"dp": dist.get_world_size()}, rules)
+    for change in (lambda: None, lambda: setattr(engine, "fp16_enabled", lambda: True)):
+        change()
+        try:
+            ucpstore.save(url, engine, step=1, spec=spec)
+        except ucpstore.StateError as error:
+            found.append(str(error))
+    return found
+
+
+def train_what_was_frozen(url: str, kind: Kind) -> tuple[str, list[str], list[str]]:
+    """Load what was saved with a frozen layer into an engine that trains that layer.
+
+    The refusal, what a load that is not strict misses, and what is wrong then.
+    """
+    engine = engine_of(kind)
+    train(engine, 3)
+    ucpstore.save(url, engine, step=3)
+    expected = told_by(engine, kind)
+    forget(engine)
+    engine = engine_of(kind, seed=5, trained=True)
+    train(engine, 1)
+    before = told_by(engine, kind)
+    message = "it was loaded"
+    try:
+        ucpstore.load(url, engine)
+    except ucpstore.MismatchError as error:
+        message = str(error)
+    wrong = [f"refused, but {each}" for each in differences(before, told_by(engine, kind))]
+    report = ucpstore.load(url, engine, strict=False)
+    found = told_by(engine, kind)
+    forget(engine)
+    # What was saved without states keeps those of the engine, and has its parameter as master.
+    name = "frozen.weight"
+    for key in STATES:
+        expected[1][key][name] = before[1][key][name]
+    expected[0][name] = expected[2][name].float()
+    return message, sorted(report.missing), [*wrong, *differences(expected, found)]
