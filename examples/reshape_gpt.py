@@ -8,9 +8,13 @@
    equal up to rounding; where the arrangement is the same, they are equal.
 
 An arrangement names what it has of pp (pipeline stages), dp (copies), sp (parts of a sequence), tp
-(blocks of tensors) and zero (1, 2 or 3); `one` is a single process. The parallelism is written by
-hand in plain tensors (examples/gpt), so nothing but the rules in examples/gpt/checkpoint.py tells
-ucpstore how they lie.
+(blocks of tensors) and zero (1, 2 or 3); `one` is a single process. With ep the model has experts,
+spread over so many of the copies:
+
+    python examples/reshape_gpt.py --from pp2,dp4,ep4 --to tp2,pp2,dp2,ep2
+
+The parallelism is written by hand in plain tensors (examples/gpt), so nothing but the rules in
+examples/gpt/checkpoint.py tells ucpstore how they lie.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from gpt import checkpoint
+from gpt.model import Config
 from gpt.parallel import Arrangement
 from gpt.train import Trainer
 
@@ -32,6 +37,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def train(
     arrangement: Arrangement,
+    config: Config,
     dtype: str,
     url: str,
     start: int,
@@ -39,7 +45,7 @@ def train(
     save_at: int | None = None,
 ) -> list[float]:
     """The losses of the steps behind `start`, which is loaded, to `stop`. Every rank runs this."""
-    trainer = Trainer(arrangement, DTYPES[dtype])
+    trainer = Trainer(arrangement, DTYPES[dtype], config)
     if start:
         checkpoint.load(url, trainer, start)
     losses = []
@@ -126,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="first", type=Arrangement.parse, default="tp2,pp2,dp2,zero1")
     parser.add_argument("--to", dest="second", type=Arrangement.parse, default="dp4,zero3")
+    parser.add_argument("--experts", type=int, help="in every second layer; 4 where ep is named")
     parser.add_argument("--steps", type=int, default=25, help="of which the second half is resumed")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the parameters")
     parser.add_argument("--url", default="build/reshape", help="where the store is made")
@@ -135,11 +142,15 @@ def main() -> None:
     if half < 1:
         parser.error("--steps must be at least 2")
     names = (str(options.first), str(options.second))
+    experts = options.experts
+    if experts is None:
+        experts = 4 if max(options.first.ep, options.second.ep) > 1 else 0
+    config = Config(experts=experts)
 
     print(f"[1] {names[0]}, {options.first.ranks} ranks: {options.steps} steps, saving {half}")
-    through = run(options.first, options.dtype, options.url, 0, options.steps, half)
+    through = run(options.first, config, options.dtype, options.url, 0, options.steps, half)
     print(f"[2] {names[1]}, {options.second.ranks} ranks: loads {half}\n", flush=True)
-    resumed = run(options.second, options.dtype, options.url, half, options.steps)
+    resumed = run(options.second, config, options.dtype, options.url, half, options.steps)
 
     worst = print_losses(half, names, through, resumed)
     options.png.parent.mkdir(parents=True, exist_ok=True)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+from torch import Tensor
 
 import ucpstore
 from gpt.model import Config
 from gpt.parallel import Arrangement
 from gpt.train import Trainer
-from ucpstore.spec import padded, renamed, replicate, scaled, shard, tied
+from gpt.zero import Row
+from ucpstore.spec import padded, renamed, replicate, scaled, shard, tied, unique
 
 
 def specification(config: Config, arrangement: Arrangement) -> ucpstore.Spec:
     """One list of rules for every arrangement."""
     stage_layers = config.layers // arrangement.pp
+    rank_experts = config.experts // arrangement.ep
 
-    def global_number(name: str, at: Mapping[str, int]) -> str:
-        model, layers, number, rest = name.split(".", 3)
-        return f"{model}.{layers}.{int(number) + at['pp'] * stage_layers}.{rest}"
+    def global_numbers(name: str, at: Mapping[str, int]) -> str:
+        layer = r"(?<=layers\.)\d+"
+        name = re.sub(layer, lambda found: str(int(found[0]) + at["pp"] * stage_layers), name)
+        expert = r"(?<=experts\.)\d+"
+        return re.sub(expert, lambda found: str(int(found[0]) + at["ep"] * rank_experts), name)
 
-    layer = renamed(global_number)
+    layer = renamed(global_numbers)
+    expert = [layer, unique("ep")]
+    gate_up = shard(0, "tp", sections=(config.ffn, config.ffn))
+    down = shard(1, "tp")
     vocabulary = [shard(0, "tp"), padded(0, config.vocabulary)]
     return ucpstore.Spec(
         arrangement.sizes,
@@ -32,36 +42,38 @@ def specification(config: Config, arrangement: Arrangement) -> ucpstore.Spec:
             ],
             "model.layers.*.out.weight": [layer, shard(1, "tp")],
             "model.layers.*.out.bias": [layer, scaled("tp")],
-            "model.layers.*.gate_up.weight": [
-                layer,
-                shard(0, "tp", sections=(config.ffn, config.ffn)),
-            ],
-            "model.layers.*.down.weight": [layer, shard(1, "tp")],
+            "model.layers.*.ffn.gate_up.weight": [layer, gate_up],
+            "model.layers.*.ffn.down.weight": [layer, down],
+            "model.layers.*.ffn.router.weight": [layer, replicate("tp")],
+            "model.layers.*.ffn.experts.*.gate_up.weight": [*expert, gate_up],
+            "model.layers.*.ffn.experts.*.down.weight": [*expert, down],
             "model.head.norm.weight": replicate("tp"),
             "model.head.weight": [tied("model.embed.weight"), *vocabulary],
         },
-        replicate=("dp", "sp"),  # where a Flat does not cut them
+        replicate=("edp", "ep", "sp"),  # where a Flat does not cut them
         unique=("pp",),
     )
 
 
 def state_of(trainer: Trainer) -> dict[str, object]:
     """What is saved, and what a load fills in place; `step` is taken back by `load`."""
-    row, adam = trainer.row, trainer.adam
-    over = ("dp", "sp") if row.zero else ()
-
-    def flat(part, *, is_state: bool) -> ucpstore.Flat:
-        return ucpstore.Flat(part.detach(), row.shapes, over, is_state=is_state)
-
-    optim: dict[str, object] = {
-        "exp_avg": flat(adam.exp_avg, is_state=True),
-        "exp_avg_sq": flat(adam.exp_avg_sq, is_state=True),
-        "step": adam.step,
-    }
-    if adam.master is not None:
-        optim["master"] = flat(adam.master, is_state=False)
-    model = trainer.stage if row.zero < 3 else flat(row.own, is_state=False)
+    optim: dict[str, object] = {"step": trainer.steps}
+    for name, adam in trainer.adams.items():
+        states = {
+            "exp_avg": flat(adam.row, adam.exp_avg, is_state=True),
+            "exp_avg_sq": flat(adam.row, adam.exp_avg_sq, is_state=True),
+        }
+        if adam.master is not None:
+            states["master"] = flat(adam.row, adam.master, is_state=False)
+        optim[name] = states
+    row = trainer.row
+    model = trainer.stage if row.zero < 3 else flat(row, row.own, is_state=False)
     return {"model": model, "optim": optim}
+
+
+def flat(row: Row, part: Tensor, *, is_state: bool) -> ucpstore.Flat:
+    """This rank's part of a row, over the ranks that share it."""
+    return ucpstore.Flat(part.detach(), row.shapes, row.parts.names, is_state=is_state)
 
 
 def save(url: str, trainer: Trainer) -> None:
@@ -75,4 +87,6 @@ def load(url: str, trainer: Trainer, step: int | None = None) -> None:
     spec = specification(trainer.config, trainer.place.arrangement)
     state = state_of(trainer)
     ucpstore.load(url, state, step=step, spec=spec)
-    trainer.steps = trainer.adam.step = state["optim"]["step"]
+    trainer.steps = state["optim"]["step"]
+    for adam in trainer.adams.values():
+        adam.step = trainer.steps

@@ -1,4 +1,7 @@
-"""The network: the stage of a rank, its tensors cut over the axis `tp` as Megatron-LM cuts them."""
+"""The network: the stage of a rank, its tensors cut over the axis `tp` as Megatron-LM cuts them.
+
+With `Config(experts=...)` every second layer has a mixture of experts, spread over the axis `ep`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from gpt.parallel import Axis, Place
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes. Queries have `heads` heads, which share `kv_heads` heads of keys and values."""
+    """Sizes. Queries have `heads` heads, which share `kv_heads` heads of keys and values.
+
+    `experts` is the number of experts in each layer that has some; 0: no layer has.
+    """
 
     layers: int = 4
     width: int = 32
@@ -24,6 +30,7 @@ class Config:
     ffn: int = 48
     vocabulary: int = 97
     tokens: int = 32
+    experts: int = 0
 
     @property
     def qkv(self) -> tuple[int, int, int]:
@@ -34,13 +41,26 @@ class Config:
         """Rows of the embedding on each rank, the last of which may be padding."""
         return -(-self.vocabulary // tp)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of this global number is one with experts."""
+        return self.experts > 0 and layer % 2 == 1
+
     def check(self, place: Place) -> None:
         """Refuse an arrangement that this model cannot have."""
+        if self.experts in (1, 2) or (self.experts == 0 and place.ep.size > 1):
+            raise ValueError(
+                f"{self.experts} experts in a layer; a token goes to 2 of at least 3, and an "
+                f"arrangement with ep (here {place.ep.size}) needs some"
+            )
+        if self.experts and place.arrangement.zero == 3:
+            # Dense parameters and experts are two rows, and one module is stored from one.
+            raise ValueError("ZeRO-3 and experts do not go together here")
         for what, number, axis in (
             ("layers", self.layers, place.pp),
             ("heads of keys and values", self.kv_heads, place.tp),
             ("heads", self.heads, place.tp),
             ("units of the feed-forward network", self.ffn, place.tp),
+            ("experts", self.experts, place.ep),
             ("tokens of a sequence", self.tokens, place.sp),
         ):
             if number % axis.size:
@@ -63,9 +83,9 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and SwiGLU, each with one sum over `tp` at its end."""
+    """Attention and a feed-forward network, or a mixture of them; all end in a sum over `tp`."""
 
-    def __init__(self, config: Config, place: Place) -> None:
+    def __init__(self, config: Config, place: Place, number: int) -> None:
         super().__init__()
         self.config, self.tp, self.sp = config, place.tp, place.sp
         width, tp = config.width, place.tp.size
@@ -73,14 +93,12 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(width, sum(config.qkv) // tp, bias=False)
         self.out = nn.Linear(config.heads * config.head // tp, width)
         self.ffn_norm = nn.RMSNorm(width, eps=1e-5)
-        self.gate_up = nn.Linear(width, 2 * config.ffn // tp, bias=False)
-        self.down = nn.Linear(config.ffn // tp, width, bias=False)
+        self.ffn = (Mixture if config.has_experts(number) else FeedForward)(config, place)
 
     def forward(self, x: Tensor) -> Tensor:
         # Each rank adds its part of the bias of `out` before the sum: the bias divided by `tp`.
         x = x + self.tp.summed(self.out(self._attention(self.tp.copied(self.attention_norm(x)))))
-        gate, up = self.gate_up(self.tp.copied(self.ffn_norm(x))).chunk(2, -1)
-        return x + self.tp.summed(self.down(F.silu(gate) * up))
+        return x + self.ffn(self.ffn_norm(x))
 
     def _attention(self, x: Tensor) -> Tensor:
         """Heads of this rank for its part of the sequence, which sees all that is before it."""
@@ -96,6 +114,55 @@ class Layer(nn.Module):
         before = torch.arange(k.shape[2]) <= at.unsqueeze(1)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=before, enable_gqa=True)
         return seen.transpose(1, 2).reshape(batch, own, -1)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        self.tp = place.tp
+        self.gate_up = nn.Linear(config.width, 2 * config.ffn // place.tp.size, bias=False)
+        self.down = nn.Linear(config.ffn // place.tp.size, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(self.tp.copied(x)).chunk(2, -1)
+        return self.tp.summed(self.down(F.silu(gate) * up))
+
+
+class Mixture(nn.Module):
+    """Experts, of which each rank along `ep` has its own. A token goes to two, whoever has them.
+
+    How much a token has of an expert is by how much that one's probability is above the third
+    largest. So nothing jumps where the second and the third change places, and a run that rounds
+    otherwise, as under another arrangement, stays near this one.
+    """
+
+    def __init__(self, config: Config, place: Place) -> None:
+        super().__init__()
+        self.ep = place.ep
+        self.router = nn.Linear(config.width, config.experts, bias=False)
+        own = config.experts // place.ep.size
+        self.experts = nn.ModuleList(FeedForward(config, place) for _ in range(own))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights = self.weights(tokens)
+        # Each rank has its experts for the tokens of all ranks along `ep`, whose order is fixed.
+        tokens = self.ep.joined(tokens, 0)
+        weights = self.ep.share(self.ep.joined(weights, 0), 1)
+        found = torch.zeros_like(tokens)
+        for weight, expert in zip(weights.unbind(1), self.experts, strict=True):
+            [chosen] = weight.nonzero(as_tuple=True)
+            added = weight[chosen].unsqueeze(1) * expert(tokens[chosen])
+            found = found.index_add(0, chosen, added)
+        return self.ep.scattered(found).view_as(x)
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """Of each token (tokens, width) how much it has of each expert: (tokens, experts)."""
+        probability = self.router(tokens).float().softmax(-1)
+        third = probability.topk(3).values[:, 2:]
+        return (probability - third).relu().to(tokens.dtype)
 
 
 class Head(nn.Module):
@@ -122,7 +189,7 @@ class Head(nn.Module):
 
 
 class Stage(nn.Module):
-    """What one pipeline stage has, its layers numbered from 0."""
+    """What one pipeline stage has, its layers numbered from 0, and so are its own experts."""
 
     def __init__(self, config: Config, place: Place) -> None:
         super().__init__()
@@ -130,17 +197,16 @@ class Stage(nn.Module):
         last = place.pp.size - 1
         if place.pp.place == 0:
             self.embed = Embedding(config, place)
-        self.layers = nn.ModuleList(
-            Layer(config, place) for _ in range(config.layers // place.pp.size)
-        )
+        first = place.pp.place * (config.layers // place.pp.size)
+        numbers = range(first, first + config.layers // place.pp.size)
+        self.layers = nn.ModuleList(Layer(config, place, number) for number in numbers)
         if place.pp.place == last:
             self.head = Head(config, place)
             if last == 0:
                 self.head.weight = self.embed.weight
         with torch.no_grad():
-            first = place.pp.place * len(self.layers)
             for name, parameter in self.named_parameters():
-                parameter.copy_(_initial(config, _global_name(name, first), place.tp))
+                parameter.copy_(_initial(config, _global_name(config, name, place), place.tp))
 
 
 def _rotated(x: Tensor, at: Tensor) -> Tensor:
@@ -158,20 +224,24 @@ def _rotated(x: Tensor, at: Tensor) -> Tensor:
 def whole_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the model that nobody has cut."""
     width = config.width
-    layer = {
-        "attention_norm.weight": (width,),
-        "qkv.weight": (sum(config.qkv), width),
-        "out.weight": (width, config.heads * config.head),
-        "out.bias": (width,),
-        "ffn_norm.weight": (width,),
-        "gate_up.weight": (2 * config.ffn, width),
-        "down.weight": (width, config.ffn),
-    }
-    return {
-        "embed.weight": (config.vocabulary, width),
-        **{f"layers.{n}.{name}": s for n in range(config.layers) for name, s in layer.items()},
-        "head.norm.weight": (width,),
-    }
+    ffn = {"gate_up.weight": (2 * config.ffn, width), "down.weight": (width, config.ffn)}
+    found: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocabulary, width)}
+    for number in range(config.layers):
+        layer = {
+            "attention_norm.weight": (width,),
+            "qkv.weight": (sum(config.qkv), width),
+            "out.weight": (width, config.heads * config.head),
+            "out.bias": (width,),
+            "ffn_norm.weight": (width,),
+        }
+        if config.has_experts(number):
+            layer["ffn.router.weight"] = (config.experts, width)
+            for expert in range(config.experts):
+                layer |= {f"ffn.experts.{expert}.{name}": shape for name, shape in ffn.items()}
+        else:
+            layer |= {f"ffn.{name}": shape for name, shape in ffn.items()}
+        found |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+    return {**found, "head.norm.weight": (width,)}
 
 
 def whole_tensor(config: Config, name: str) -> Tensor:
@@ -184,12 +254,15 @@ def whole_tensor(config: Config, name: str) -> Tensor:
     )
 
 
-def _global_name(name: str, first: int) -> str:
+def _global_name(config: Config, name: str, place: Place) -> str:
     if name == "head.weight":
         return "embed.weight"
     parts = name.split(".")
     if parts[0] == "layers":
-        parts[1] = str(int(parts[1]) + first)
+        parts[1] = str(int(parts[1]) + place.pp.place * (config.layers // place.pp.size))
+    if "experts" in parts:
+        at = parts.index("experts") + 1
+        parts[at] = str(int(parts[at]) + place.ep.place * (config.experts // place.ep.size))
     return ".".join(parts)
 
 

@@ -15,17 +15,25 @@ from torch import Tensor
 class Arrangement:
     """How many ranks do what: `pp` stages x `dp` copies x `sp` parts of a sequence x `tp` blocks.
 
-    `zero` is what ranks with the same stage and block divide among themselves: 1 the optimizer's
-    state, 2 the gradients too, 3 the parameters too.
+    `ep` is over how many of the `dp` copies the experts are spread, if the model has any.
+
+    `zero` is what ranks with the same parameters divide among themselves: 1 the optimizer's state,
+    2 the gradients too, 3 the parameters too.
     """
 
     pp: int = 1
     dp: int = 1
+    ep: int = 1
     sp: int = 1
     tp: int = 1
     zero: int = 0
 
     def __post_init__(self) -> None:
+        if self.dp % self.ep:
+            raise ValueError(
+                f"an arrangement of dp {self.dp} and ep {self.ep}: experts are spread over some of "
+                "the copies, so dp must be a multiple of ep"
+            )
         if self.zero == 3 and self.pp > 1:
             # As in DeepSpeed: the tied head's gradient would have to be summed with the
             # embedding's after both are scattered, each in its own way.
@@ -36,20 +44,26 @@ class Arrangement:
         """Read `tp2,pp2,dp2,zero1`; what is not named is 1 (`zero`: 0), and `one` names nothing."""
         if text == "one":
             return cls()
-        found = re.findall(r"(zero(?=[0-3]\b)|(?:pp|dp|sp|tp)(?!0))(\d+)", text)
+        found = re.findall(r"(zero(?=[0-3]\b)|(?:pp|dp|ep|sp|tp)(?!0))(\d+)", text)
         if not found or ",".join(map("".join, found)) != text or len(dict(found)) != len(found):
             raise ValueError(f"{text!r} is no arrangement; write e.g. tp2,pp2,dp2,zero1, or one")
         return cls(**{name: int(number) for name, number in found})
 
     def __str__(self) -> str:
-        parts = [f"{axis}{size}" for axis, size in self.sizes.items() if size > 1]
+        named = {"pp": self.pp, "dp": self.dp, "ep": self.ep, "sp": self.sp, "tp": self.tp}
+        parts = [f"{name}{number}" for name, number in named.items() if number > 1]
         parts += [f"zero{self.zero}"] if self.zero else []
         return ",".join(parts) or "one"
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The axes, the outermost first."""
-        return {"pp": self.pp, "dp": self.dp, "sp": self.sp, "tp": self.tp}
+        """The axes, the outermost first.
+
+        The copies are two of them: `ep`, along which the experts differ, and `edp` (expert data
+        parallel), along which they are the same.
+        """
+        edp = self.dp // self.ep
+        return {"pp": self.pp, "edp": edp, "ep": self.ep, "sp": self.sp, "tp": self.tp}
 
     @property
     def ranks(self) -> int:
@@ -63,8 +77,15 @@ class Axis:
     With a single rank everything here does nothing, so that a model needs no other code for it.
     """
 
-    def __init__(self, ranks: tuple[int, ...], place: int, group: dist.ProcessGroup | None) -> None:
-        self.ranks, self.size, self.place, self.group = ranks, len(ranks), place, group
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        ranks: tuple[int, ...],
+        place: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.names, self.ranks, self.size = names, ranks, len(ranks)
+        self.place, self.group = place, group
 
     def copied(self, x: Tensor) -> Tensor:
         """`x`, which all ranks have, as the input of their different blocks."""
@@ -77,6 +98,10 @@ class Axis:
     def joined(self, x: Tensor, dim: int) -> Tensor:
         """The ranks' `x` one behind the other."""
         return _Joined.apply(x, self, dim) if self.size > 1 else x
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """This rank's part, along dimension 0, of the sum of the ranks' `x`."""
+        return _Scattered.apply(x, self) if self.size > 1 else x
 
     def maximum(self, x: Tensor) -> Tensor:
         """The largest of the ranks' `x`, without a gradient."""
@@ -130,6 +155,21 @@ class _Joined(torch.autograd.Function):
         return ctx.axis.share(gradient, ctx.dim), None, None
 
 
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        x = x.clone()
+        dist.all_reduce(x, group=axis.group)
+        return axis.share(x).clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        parts = [torch.empty_like(gradient) for _ in range(ctx.axis.size)]
+        dist.all_gather(parts, gradient.contiguous(), ctx.axis.group)
+        return torch.cat(parts), None
+
+
 class Place:
     """Where this rank stands in an arrangement, and the axes through its place."""
 
@@ -139,8 +179,10 @@ class Place:
         self.pp = self._axis("pp")
         self.sp = self._axis("sp")
         self.tp = self._axis("tp")
-        self.dp = self._axis("dp")
-        self.data = self._axis("dp", "sp")  # ranks with the same parameters
+        self.dp = self._axis("edp", "ep")
+        self.ep = self._axis("ep")
+        self.data = self._axis("edp", "ep", "sp")  # ranks with the same parameters,
+        self.expert_data = self._axis("edp", "sp")  # and those with the same experts
 
     def _axis(self, *names: str) -> Axis:
         sizes = self.arrangement.sizes
@@ -150,4 +192,4 @@ class Place:
         lines = grid.movedim(dims, list(range(-len(dims), 0))).reshape(-1, size).tolist()
         [line] = [line for line in lines if self.rank in line]
         group = dist.new_subgroups_by_enumeration(lines)[0] if size > 1 else None
-        return Axis(tuple(line), line.index(self.rank), group)
+        return Axis(names, tuple(line), line.index(self.rank), group)

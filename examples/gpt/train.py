@@ -26,9 +26,15 @@ class Trainer:
         self.steps = 0  # that have been done
         self.text = text_tokens()
         self.stage = Stage(self.config, self.place).to(dtype)
-        self.row = Row(self.stage, self.place)
+        named = dict(self.stage.named_parameters())
+        experts = {name: named.pop(name) for name in list(named) if ".experts." in name}
+        self.row = Row(named, self.place.data, arrangement.zero)
         biases = [name for name in self.row.shapes if name.endswith("out.bias")]
-        self.adam = Adam(self.row, 3e-3, dict.fromkeys(biases, arrangement.tp))
+        self.adams = {"dense": Adam(self.row, 3e-3, dict.fromkeys(biases, arrangement.tp))}
+        if experts:
+            # Fewer ranks share them, so they are a row of their own, cut over those ranks.
+            row = Row(experts, self.place.expert_data, arrangement.zero)
+            self.adams["experts"] = Adam(row, 3e-3, {})
 
     def step(self) -> float:
         """Train on the next global batch; its mean loss."""
@@ -39,7 +45,8 @@ class Trainer:
         targets = self.place.sp.share(batch[:, 1:], 1)
         loss = self._forward_backward(inputs, targets)
         self._sum_tied_gradients()
-        self.adam.update(self.row.gradient())
+        for adam in self.adams.values():
+            adam.update(adam.row.gradient())
         return self._total(loss)
 
     def _forward_backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -90,6 +97,13 @@ class Trainer:
         ):
             request.wait()
         own.add_(other)  # of two summands the order does not matter
+        data = self.place.data
+        if data.size > 1:
+            # Summed by itself, in the same order at both ends: in their rows it lies in different
+            # places, and where it lies decides in which order more than two ranks are summed.
+            dist.all_reduce(own, group=data.group)
+            if data.place > 0:
+                own.zero_()
 
     def _total(self, loss: Tensor) -> float:
         """The global loss on every rank; the last stage has it, each `tp` rank all of its part."""

@@ -11,23 +11,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from gpt.parallel import Axis, Place
+from gpt.parallel import Axis
 
-ALONE = Axis((0,), 0, None)
+ALONE = Axis((), (0,), 0, None)
 
 
 class Row:
-    """The parameters of a rank end to end, and its own part of the row.
+    """Parameters of a rank end to end, which the ranks of `data` have too, and its part of the row.
 
     `own` is the part that this rank's optimizer updates: all of the row with ZeRO-0. Up to ZeRO-2
     the parameters are views of the row. With ZeRO-3 a rank has its part only; `run` puts a layer's
     parameters together for as long as the layer computes.
     """
 
-    def __init__(self, module: nn.Module, place: Place) -> None:
-        self.data, self.zero = place.data, place.arrangement.zero
-        self.parts = self.data if self.zero else ALONE
-        named = dict(module.named_parameters())
+    def __init__(self, named: Mapping[str, nn.Parameter], data: Axis, zero: int) -> None:
+        self.data, self.zero = data, zero
+        self.parts = data if zero else ALONE
         self.names = {id(parameter): name for name, parameter in named.items()}
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
         self.offsets: dict[str, int] = {}

@@ -8,12 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "reshape_gpt.py"
 
 
-def test_the_second_arrangement_continues_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [("tp2,pp2", "dp2,zero3"), ("dp2,ep2,zero1", "tp2,dp2,ep2")]
+)
+def test_the_second_arrangement_continues_the_first(
+    tmp_path: Path, first: str, second: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "--from", "tp2,pp2", "--to", "dp2,zero3", "--steps", "8"],
+        [sys.executable, str(EXAMPLE), "--from", first, "--to", second, "--steps", "8"],
         cwd=tmp_path,
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,

@@ -15,6 +15,7 @@ from ranks.harness import Ranks
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from gpt import checkpoint
+from gpt.model import Config
 from gpt.parallel import Arrangement
 from gpt.train import Trainer
 
@@ -33,7 +34,9 @@ OTHERS = (
     "tp2,dp2,zero2",
     "tp2,pp2",
 )
-ROWS = {SOURCE: (SOURCE, *OTHERS), **dict.fromkeys(OTHERS, (SOURCE,))}
+EXPERTS = 4
+EXPERT_SOURCE = "pp2,dp4,ep4,zero1"
+EXPERT_OTHERS = ("one", "dp4,ep2,zero1", "tp2,pp2,dp2,ep2,zero1")
 SAVED, MORE = 6, 50
 """Steps before the save, and steps that are compared behind it."""
 TOLERANCE = 1e-5
@@ -41,9 +44,27 @@ RESETS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
+class Row:
+    """One arrangement that saves, those that load it, and how many experts the model has."""
+
+    source: str
+    targets: tuple[str, ...]
+    experts: int = 0
+
+
+ROWS = (
+    Row(SOURCE, (SOURCE, *OTHERS)),
+    *(Row(other, (SOURCE,)) for other in OTHERS),
+    Row(EXPERT_SOURCE, (EXPERT_SOURCE, *EXPERT_OTHERS), EXPERTS),
+    *(Row(other, (EXPERT_SOURCE,), EXPERTS) for other in EXPERT_OTHERS),
+)
+
+
+@dataclass(frozen=True)
 class Pair:
     """What came of one pair; `wrong` names what was not bit-equal, `difference` is relative."""
 
+    experts: int
     source: str
     target: str
     arrays: int
@@ -57,32 +78,43 @@ class Pair:
         return not self.wrong and self.arrays > 100 and self.difference <= bound
 
 
+Reset = tuple[str, str]
+"""A row of parameters, and which of its moments, or `step`, a job has at 0 after its load."""
+
+
 def run_row(
-    ranks: Ranks, source: str, targets: Sequence[str], folder: Path, reset: str | None = None
+    ranks: Ranks,
+    row: Row,
+    folder: Path,
+    *,
+    more: int = MORE,
+    resets: Sequence[Reset | None] = (None,),
 ) -> Iterator[Pair]:
     """Save under one arrangement, go on under others and come back from each.
 
-    Bits are those of a job with bfloat16 parameters, losses those of one in float32. `reset` names
-    a moment, or `step`, that the second job has at 0 after its load.
+    Bits are those of a job with bfloat16 parameters, losses those of one in float32, of `more`
+    steps. Each target gives a pair for each of `resets`.
     """
+    source, experts = row.source, row.experts
     there, url = str(folder / "there"), str(folder / "losses")
-    first = _on(ranks, source, trained, there)
+    first = _on(ranks, source, trained, experts, there)
     stored = arrays_of(there)
-    expected = _on(ranks, source, losses, url, None, None)[0]
-    for target in targets:
+    expected = _on(ranks, source, losses, experts, url, None, more, None)[0]
+    for target in row.targets:
         back = str(folder / target)
-        _on(ranks, target, passed_on, there, back)
-        last = _on(ranks, source, loaded, back)
+        _on(ranks, target, passed_on, experts, there, back)
+        last = _on(ranks, source, loaded, experts, back)
         again = arrays_of(back)
         # Only stages that do not have the embedding know the head by a name of its own.
         names = (stored.keys() | again.keys()) - {"model/head.weight"}
         wrong = [name for name in sorted(names) if stored.get(name) != again.get(name)]
-        for rank, (was, found) in enumerate(zip(first, last, strict=True)):
-            wrong += [f"{name} on rank {rank}" for name in was if was[name] != found[name]]
-        found = _on(ranks, target, losses, url, SAVED, reset)[0]
-        pairs = zip(found, expected, strict=True)
-        difference = max(abs(one - other) / abs(other) for one, other in pairs)
-        yield Pair(source, target, len(names), tuple(wrong), difference)
+        for rank, (was, now) in enumerate(zip(first, last, strict=True)):
+            wrong += [f"{name} on rank {rank}" for name in was if was[name] != now[name]]
+        for reset in resets:
+            found = _on(ranks, target, losses, experts, url, SAVED, more, reset)[0]
+            pairs = zip(found, expected, strict=True)
+            difference = max(abs(one - other) / abs(other) for one, other in pairs)
+            yield Pair(experts, source, target, len(names), tuple(wrong), difference)
 
 
 def arrays_of(url: str) -> dict[str, str]:
@@ -105,9 +137,14 @@ def _on(ranks: Ranks, text: str, job: Callable[..., object], *args: object) -> l
 # ---- on every rank -------------------------------------------------------------------------------
 
 
-def trained(text: str, url: str) -> dict[str, str]:
+def trainer_of(text: str, experts: int, dtype: torch.dtype = torch.bfloat16) -> Trainer:
+    """A new job."""
+    return Trainer(Arrangement.parse(text), dtype, Config(experts=experts))
+
+
+def trained(text: str, experts: int, url: str) -> dict[str, str]:
     """Train in bfloat16 and save."""
-    trainer = Trainer(Arrangement.parse(text), torch.bfloat16)
+    trainer = trainer_of(text, experts)
     untrained = digests(trainer)
     for _ in range(SAVED):
         trainer.step()
@@ -117,23 +154,25 @@ def trained(text: str, url: str) -> dict[str, str]:
     return found
 
 
-def passed_on(text: str, there: str, back: str) -> None:
+def passed_on(text: str, experts: int, there: str, back: str) -> None:
     """Load what others saved, and save it elsewhere."""
-    trainer = Trainer(Arrangement.parse(text), torch.bfloat16)
+    trainer = trainer_of(text, experts)
     checkpoint.load(there, trainer)
     checkpoint.save(back, trainer)
 
 
-def loaded(text: str, url: str) -> dict[str, str]:
+def loaded(text: str, experts: int, url: str) -> dict[str, str]:
     """Load into a new job."""
-    trainer = Trainer(Arrangement.parse(text), torch.bfloat16)
+    trainer = trainer_of(text, experts)
     checkpoint.load(url, trainer)
     return digests(trainer)
 
 
-def losses(text: str, url: str, start: int | None, reset: str | None) -> list[float]:
-    """In float32, the `MORE` losses behind step `SAVED`: of a job that saves it, or loads it."""
-    trainer = Trainer(Arrangement.parse(text))
+def losses(
+    text: str, experts: int, url: str, start: int | None, more: int, reset: Reset | None
+) -> list[float]:
+    """In float32, the `more` losses behind step `SAVED`: of a job that saves it, or loads it."""
+    trainer = trainer_of(text, experts, torch.float32)
     if start is None:
         while trainer.steps < SAVED:
             trainer.step()
@@ -141,23 +180,27 @@ def losses(text: str, url: str, start: int | None, reset: str | None) -> list[fl
     else:
         checkpoint.load(url, trainer, start)
         assert trainer.steps == start
-    if reset == "step":
-        trainer.adam.step = 0
-    elif reset is not None:
-        getattr(trainer.adam, reset).zero_()
-    return [trainer.step() for _ in range(MORE)]
+    if reset is not None:
+        row, what = reset
+        adam = trainer.adams[row]
+        if what == "step":
+            adam.step = 0
+        else:
+            getattr(adam, what).zero_()
+    return [trainer.step() for _ in range(more)]
 
 
 def digests(trainer: Trainer) -> dict[str, str]:
     """Parameters, masters and moments of this rank, padding included, and `step`."""
-    adam = trainer.adam
-    found = {
-        "parameters": trainer.row.values,
-        "masters": adam.master,
-        "exp_avg": adam.exp_avg,
-        "exp_avg_sq": adam.exp_avg_sq,
-    }
-    return {name: _digest(each) for name, each in found.items()} | {"step": str(adam.step)}
+    found: dict[str, str] = {}
+    for row, adam in trainer.adams.items():
+        assert adam.master is not None
+        found[f"parameters of {row}"] = _digest(adam.row.values)
+        found[f"masters of {row}"] = _digest(adam.master)
+        found[f"exp_avg of {row}"] = _digest(adam.exp_avg)
+        found[f"exp_avg_sq of {row}"] = _digest(adam.exp_avg_sq)
+        found[f"step of {row}"] = str(adam.step)
+    return found
 
 
 def _digest(tensor: torch.Tensor) -> str:
