@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from ucpstore.errors import StateError
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +51,7 @@ class Flat:
         of: str | None = None,
         is_state: bool | None = None,
     ) -> None:
+        _check(tensor, shapes, over, offsets, of, is_state)
         self.tensor = tensor
         self.is_row = isinstance(shapes, Mapping)
         self.shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": shapes}
@@ -79,8 +83,54 @@ class FlatOptimizer:
     __slots__ = ("flats", "optimizer")
 
     def __init__(self, optimizer: torch.optim.Optimizer, flats: Sequence[Flat]) -> None:
+        if isinstance(flats, str) or not isinstance(flats, Sequence):
+            raise StateError(
+                "the flats of a FlatOptimizer must be a list of ucpstore.Flat, but they are a "
+                f"{type(flats).__name__}; pass [flat]"
+            )
         self.optimizer = optimizer
         self.flats = tuple(flats)
 
     def __repr__(self) -> str:
         return f"<FlatOptimizer of {len(self.flats)} rows>"
+
+
+def _check(
+    tensor: object, shapes: object, over: object, offsets: object, of: object, is_state: object
+) -> None:
+    """Refuse what is of the wrong type; whether numbers fit is seen when it is saved or loaded."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise _wrong("tensor", "a torch.Tensor of one dimension", tensor)
+    named = shapes if isinstance(shapes, Mapping) else {"": shapes}
+    for name, shape in named.items():
+        if not isinstance(name, str) or not _is_shape(shape):
+            what = "a dict of names and shapes, {'weight': (4, 3)}, or one shape, (4, 3)"
+            raise _wrong("shapes", what, shapes)
+    if offsets is not None and not (
+        isinstance(offsets, Mapping) and _is_shape(tuple(offsets.values()))
+    ):
+        raise _wrong("offsets", "a dict of names and whole numbers of elements", offsets)
+    names = [over] if isinstance(over, str) else over
+    is_mesh = hasattr(over, "mesh_dim_names")
+    if not (over is None or is_mesh or (isinstance(names, Sequence) and all(map(_is_name, names)))):
+        raise _wrong("over", "the name of an axis, a list of names, a DeviceMesh or None", over)
+    if not (of is None or isinstance(of, str)):
+        raise _wrong("of", "the place of a module, a string, or None", of)
+    if not (is_state is None or isinstance(is_state, bool)):
+        raise _wrong("is_state", "True, False or None", is_state)
+
+
+def _is_shape(value: object) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    return all(hasattr(each, "__index__") and operator.index(each) >= 0 for each in value)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _wrong(what: str, expected: str, found: object) -> StateError:
+    return StateError(f"Flat: {what} must be {expected}, but it is {found!r}"[:300])

@@ -6,6 +6,7 @@ import itertools
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -314,3 +315,41 @@ def test_another_default_device_changes_nothing(tmp_path: Path) -> None:
     with torch.device("meta"):
         ucpstore.load(tmp_path, {"a": target}, cast="*")
     assert target.tolist() == [0.0, 1.0, 2.0]
+
+
+ONES = torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda: Flat(np.ones(4), (4,)), "Flat: tensor must be a torch.Tensor of one dim"),
+        (
+            lambda: Flat(ONES, 4),
+            "the shapes of a Flat must be a dict of names and shapes, {'weight",
+        ),
+        (lambda: Flat(ONES, {"w": 4}), "but it is {'w': 4}"),
+        (lambda: Flat(ONES, {"w": (2.0,)}), "but it is {'w': (2.0,)}"),
+        (lambda: Flat(ONES, {"w": (-2,)}), "but it is {'w': (-2,)}"),
+        (lambda: Flat(ONES, {1: (4,)}), "but it is {1: (4,)}"),
+        (lambda: Flat(ONES, {"w": (2,)}, offsets={"w": 1.0}), "Flat: offsets must be a di"),
+        (lambda: Flat(ONES, {"w": (2,)}, offsets=[1]), "whole numbers of elements, but it is [1]"),
+        (lambda: Flat(ONES, (4,), 3), "Flat: over must be the name of an axis, a list of"),
+        (lambda: Flat(ONES, (4,), ["dp", 3]), "a DeviceMesh or None, but it is ['dp', 3]"),
+        (lambda: Flat(ONES, (4,), of=3), "Flat: of must be the place of a module"),
+        (lambda: Flat(ONES, (4,), is_state="yes"), "Flat: is_state must be True, False or"),
+        (
+            lambda: ucpstore.FlatOptimizer(torch.optim.SGD([ONES]), Flat(ONES, (4,))),
+            "must be a list of ucpstore.Flat, but they are a Flat; pass [flat]",
+        ),
+    ],
+)
+def test_wrong_types_are_told_where_they_are_given(given, text) -> None:
+    with pytest.raises(ucpstore.StateError) as caught:
+        given()
+    assert text in str(caught.value)
+
+
+def test_shapes_and_offsets_may_be_of_any_whole_numbers() -> None:
+    row = Flat(ONES, {"w": torch.Size([2])}, [], offsets={"w": np.int64(1)})
+    assert (row.shapes, row.offsets) == ({"w": (2,)}, {"w": 1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,7 +15,7 @@ from ucpstore.describe.tensors import Held, check_numbers, cut_by, dtype_name, p
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.geometry import Flat as FlatCut
-from ucpstore.geometry import Index, Partition
+from ucpstore.geometry import Index, Partition, blocks_of, local_shape
 from ucpstore.spec import Lowered
 
 
@@ -49,6 +49,7 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str, mesh: Mesh | None = None) ->
             "of the flattened tensors"
         )
     found: dict[str, Held] = {}
+    before = ""  # what makes the tensors behind it begin elsewhere in the rows of other blocks
     for member in members_of(flat, where):
         full_name = full_name_of(flat, member, where)
         row = FlatCut(member.offset, max(local.numel(), 1))
@@ -67,6 +68,21 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str, mesh: Mesh | None = None) ->
                 f"ends at {member.stop}; is a tensor or a part missing, or the axis wrong?"
             )
         _check_values(flat, lowered, local, full_name)
+        if parts == 1:
+            partition = _uncut(partition, lowered.shape)
+        elif before:
+            raise UnsupportedError(
+                f"{where}: {full_name} begins at {member.offset} of the row on this rank, but "
+                f"elsewhere in rows of other blocks, for it lies behind {before}. {_EVEN}"
+            )
+        sizes = _uneven(lowered, member) if parts > 1 else []
+        if sizes and sizes[-1] > parts * local.numel():
+            raise UnsupportedError(
+                f"{where}: the row has {parts} parts of {local.numel()} elements on this rank, but "
+                f"there is a larger block of {_blocks(full_name, lowered, sizes)}. {_EVEN}"
+            )
+        if sizes and flat.offsets is None:
+            before = _blocks(full_name, lowered, sizes)
         views = views_of(local, partition, lowered.shape, ranks.rank, member.offset)
         key = _key(flat, ranks, full_name, where)
         if key in found:
@@ -75,6 +91,34 @@ def hold_flat(flat: Flat, ranks: Ranks, where: str, mesh: Mesh | None = None) ->
         scale = 1 if flat.is_state else lowered.scale
         found[key] = Held(local, lowered.shape, dtype, partition, views, scale)
     return found
+
+
+def _uncut(partition: Partition, shape: Index) -> Partition:
+    """A row of one part has blocks whole, wherever they begin in it and however long it is."""
+    row = FlatCut(0, max(math.prod(partition.padded or shape), 1))
+    splits = tuple(row if isinstance(each, FlatCut) else each for each in partition.splits)
+    return replace(partition, splits=splits)
+
+
+_EVEN = (
+    "Uneven blocks are supported where all rows have parts of one length and tensors that begin at "
+    "the same elements: put that tensor last, leave equal gaps and pass offsets, or give it a row "
+    "of its own, padded to the largest block"
+)
+
+
+def _uneven(lowered: Lowered, member: Member) -> list[int]:
+    """The sizes of the blocks of a tensor where they are not all equal, in order."""
+    blocks = blocks_of(lowered.partition)
+    count = math.prod(n for n, cut in zip(blocks.axes, blocks.splits, strict=True) if cut)
+    if count * math.prod(member.shape) == math.prod(blocks.padded or lowered.shape):
+        return []
+    return sorted({math.prod(local_shape(blocks, lowered.shape, rank)) for rank in blocks.ranks})
+
+
+def _blocks(full_name: str, lowered: Lowered, sizes: list[int]) -> str:
+    told = ", ".join(map(str, sizes))
+    return f"{full_name}, which rule {lowered.rule} cuts in blocks of {told} elements"
 
 
 def full_name_of(flat: Flat, member: Member, where: str) -> str:
