@@ -7,7 +7,7 @@ states would change them: neither is called. States are assigned at the end only
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -106,15 +106,26 @@ class OptimizerTarget:
             values = self._match_group(index, members, group_of)
             before, after = _steps_on_device(group), _steps_on_device({**group, **values})
             for parameter, held in self.holding.by_parameter(index).items():
-                known = [owned for owned in held if self._names[owned] in group_of]
-                if known and known[0].hold is None:
-                    self._match_states(known[0], after, before != after)
+                known = {owned for owned in held if self._names[owned] in group_of}
+                if held[0].hold is not None:
+                    row = self._row(parameter, held, known, (after, before != after))
+                    if known:
+                        self._states[parameter] = row.match()
+                    else:
+                        row.match_masters()
                 elif known:
-                    self._match_row(parameter, known, after, before != after)
+                    self._match_states(held[0], after, before != after)
         for key, node in self.saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
             self._extra[key] = build(self.reads, node, at, now)
+
+    def match_masters(self) -> None:
+        """All that there is to do for an optimizer that was not saved, but its module was."""
+        for index in range(len(self.optimizer.param_groups)):
+            for parameter, held in self.holding.by_parameter(index).items():
+                if held[0].hold is not None:
+                    self._row(parameter, held, set(), (False, False)).match_masters()
 
     def same_groups(self) -> bool:
         """Whether the target's groups are the saved ones, as far as this rank has parameters."""
@@ -245,27 +256,31 @@ class OptimizerTarget:
         )
         return True
 
-    def _match_row(
-        self, parameter: torch.Tensor, held: Iterable[Owned], on_device: bool, moves: bool
-    ) -> None:
+    def _row(
+        self,
+        parameter: torch.Tensor,
+        held: Iterable[Owned],
+        known: Collection[Owned],
+        steps: tuple[bool, bool],
+    ) -> RowTarget:
+        """A parameter in which several tensors lie, those `known` with saved states."""
         now = self.optimizer.state.get(parameter, {})
         members = []
         for owned in held:
             module, weight = owned.name.module, None
             if module is not None:
                 weight = self._entries[module].get(owned.name.fqn)
-            states = {} if self._thaws(owned) else self._states_of(owned)
-            members.append(Member(owned, states, weight))
+            saved = owned in known and not self._thaws(owned)
+            states = self._states_of(owned) if saved else {}
+            members.append(Member(owned, states, weight, saved))
 
         def common(
             thunks: dict[str, Thunk], key: str, node: Node, place: Place, owned: Owned
         ) -> None:
             owner = Owner(parameter, str(owned.name), owned.full_name)
-            target = _Place(owner, on_device, moves)
-            self._match_state(thunks, key, node, place, target, now.get(key))
+            self._match_state(thunks, key, node, place, _Place(owner, *steps), now.get(key))
 
-        row = RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
-        self._states[parameter] = row.match()
+        return RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
 
     def _match_states(self, owned: Owned, on_device: bool, moves: bool) -> None:
         if self._thaws(owned):
