@@ -353,3 +353,23 @@ def test_a_module_loads_from_another_rank_count(fake_ranks):
     target = nn.Linear(3, 7, bias=False)
     load({"m": target}, join(states))
     assert torch.equal(target.weight.detach(), whole)
+
+
+def test_a_load_that_is_not_strict_warns_where_nothing_matches():
+    checkpoint = save({"model": {"a.w": torch.ones(2), "b.w": torch.ones(2)}, "epoch": 3})
+
+    def target(prefix: str, **more: object) -> dict[str, object]:
+        return {"model": {f"{prefix}.w": torch.zeros(2), "x.b": torch.zeros(2)}, **more}
+
+    with pytest.warns(
+        UserWarning, match=r"model: strict=False, and .*none of its 2 .* model\.m\.w"
+    ):
+        done = load(target("m", epoch=0), checkpoint, strict=False)
+    assert done.missing == ("model.m.w", "model.x.b")
+    with pytest.warns(UserWarning, match=r"net: strict=False, .* has the items model, epoch; is"):
+        load({"net": torch.zeros(2)}, checkpoint, strict=False)
+    # without a warning, which would be an error
+    found = target("a", optim={"lr": 1.0})
+    load(found, checkpoint, strict=False)
+    assert found["model"]["a.w"].tolist() == [1.0, 1.0]
+    load({"epoch": 0}, checkpoint, strict=False)

@@ -54,6 +54,8 @@ def test_stored_bytes_are_those_of_the_files(made: Path) -> None:
         ("model/*.bias", ["model/0.bias", "model/1.bias"]),
         ("*/exp_avg/0.*", ["optim/exp_avg/0.weight", "optim/exp_avg/0.bias"]),
         ("scheduler", ["scheduler/last_epoch", "scheduler/milestones", "scheduler/best"]),
+        ("model.*.bias", ["model/0.bias", "model/1.bias"]),
+        ("optim.exp_avg.0.*", ["optim/exp_avg/0.weight", "optim/exp_avg/0.bias"]),
         ("Model", []),
     ],
 )

@@ -76,8 +76,7 @@ def document(reads: Reads, node: Node, own: PerRank[object], place: Place) -> Th
             reshape = own.reshape
             values = _all_documents(reads, path, count)
             return lambda: reshape(values(), at.index, at.count)
-        reads.differences.missing.append(place.shown)
-        reads.differences.hints.append(
+        reads.differences.kept[place.shown] = (
             f"{place.shown}: a value per rank, saved for {count} along the axis {axis!r}; the "
             f"target has {at.count} along {at.axis!r}. Use the same axis and count, pass "
             "PerRank(value, axis, reshape=function) to make it of all that were saved, leave it "

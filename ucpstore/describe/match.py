@@ -8,8 +8,9 @@ in place by `Target.finish`, in this order.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,11 +89,13 @@ def match(
     check_schedulers(walk.optimizers, walk.objects, differences)
     walk.reads.refuse_overlaps()
     differences.refuse(strict=strict, alone=ranks.count == 1)
+    if walk.unmatched:
+        _warn_unmatched(walk.unmatched, items, skipped)
     return Target(
         tuple(walk.reads.found),
         items,
         skipped,
-        tuple(differences.missing),
+        (*differences.missing, *differences.kept),
         tuple(differences.unexpected),
         walk.finish,
     )
@@ -111,6 +114,8 @@ class _LoadWalk:
     objects: list[tuple[Place, Stateful, Node]] = field(default_factory=list)
     restores: list[tuple[Place, Callable[[], None]]] = field(default_factory=list)
     rebuilds: list[Callable[[], None]] = field(default_factory=list)
+    unmatched: dict[str, Sequence[str]] = field(default_factory=dict)
+    """Items of which nothing is loaded though they were saved, and the names that are missing."""
 
     @property
     def differences(self) -> Differences:
@@ -125,7 +130,11 @@ class _LoadWalk:
         for key, value in state.items():
             place = ROOT.child(key, state)
             if key in saved:
+                known, found = len(self.differences.missing), self._found
                 self._walk(value, saved[key], place, _slot(state, key))
+                missing = self.differences.missing[known:]
+                if missing and self._found == found:
+                    self.unmatched[place.shown] = missing
             elif not isinstance(value, Counters):
                 self.differences.missing.append(place.shown)
                 self._absent(value, place)
@@ -135,8 +144,16 @@ class _LoadWalk:
                 f"the checkpoint has the items {there}; leave out of the target what it lacks, or "
                 "pass strict=False to load what both have"
             )
+        if self.differences.missing and not saved.keys() & state.keys():
+            self.unmatched.update({str(key): () for key in state})
         loaded = tuple(str(key) for key in state if key in saved)
         return loaded, tuple(str(key) for key in saved if key not in state)
+
+    @property
+    def _found(self) -> int:
+        """How much there is to load so far."""
+        reads = self.reads
+        return sum(map(len, (reads.found, reads.values, self.restores, self.optimizers)))
 
     def _prepare(self, value: object, node: Node, place: Place) -> None:
         """Look at optimizers before modules are walked: masters are what parameters are read from.
@@ -390,6 +407,22 @@ class _LoadWalk:
         )
         if hint:
             self.differences.hints.append(hint)
+
+
+def _warn_unmatched(
+    unmatched: Mapping[str, Sequence[str]], items: Collection[str], skipped: Collection[str]
+) -> None:
+    """Say, where a load is not strict, that it has nothing to load where something is meant."""
+    for item, missing in unmatched.items():
+        if missing:
+            text = f"none of its {len(missing)} names is in the checkpoint, such as {missing[0]}"
+        else:
+            text = f"the checkpoint has the items {', '.join((*items, *skipped)) or 'of nothing'}"
+        warnings.warn(
+            f"{item}: strict=False, and nothing of it is loaded: {text}; is this the right "
+            "checkpoint, and do its names have another prefix?",
+            stacklevel=3,
+        )
 
 
 def _children(node: Node) -> dict[object, Node]:

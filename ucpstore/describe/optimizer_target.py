@@ -7,6 +7,7 @@ states would change them: neither is called. States are assigned at the end only
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -58,6 +59,7 @@ class OptimizerTarget:
     _states: dict[torch.Tensor, dict[str, Thunk]] = field(default_factory=dict)
     _groups: list[dict[str, Thunk]] = field(default_factory=list)
     _extra: dict[str, Thunk] = field(default_factory=dict)
+    _narrow: dict[str, list[str]] = field(default_factory=dict)
     _saved: OptimizerNode | None = None
 
     @property
@@ -119,6 +121,7 @@ class OptimizerTarget:
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
             self._extra[key] = build(self.reads, node, at, now)
+        self._warn_narrow()
 
     def match_masters(self) -> None:
         """All that there is to do for an optimizer that was not saved, but its module was."""
@@ -322,9 +325,7 @@ class OptimizerTarget:
         if key == "step" and member.step_moves and isinstance(now, torch.Tensor):
             now = None
         if isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
-            self.reads.tensor(
-                now, node, place, owner if now.shape == parameter.shape else None
-            )
+            self.reads.tensor(now, node, place, owner if now.shape == parameter.shape else None)
             thunks[key] = lambda: now
             return
         if now is not None and not isinstance(now, torch.Tensor):
@@ -346,7 +347,21 @@ class OptimizerTarget:
             device=parameter.device,
             owner=owner if alike else None,
         )
+        if alike and made.itemsize < parameter.itemsize and made.is_floating_point():
+            self._narrow.setdefault(str(made.dtype), []).append(f"{self.place.shown}.{key}")
         thunks[key] = lambda: made
+
+    def _warn_narrow(self) -> None:
+        """Tell of states that were made anew with another dtype than their parameters."""
+        for dtype, names in self._narrow.items():
+            patterns = ", ".join(dict.fromkeys(repr(f"{name}.*") for name in names))
+            warnings.warn(
+                f"{self.place.shown}: the optimizer has no states yet, and {len(names)} of those "
+                f"it gets are of {dtype}, as stored, narrower than their parameters; most "
+                "optimizers cannot step so. Pass "
+                f"cast=[{patterns}] to the load for states as wide as the parameters",
+                stacklevel=2,
+            )
 
     def _is_alike(self, path: str, owner: Owner, place: Place) -> bool:
         """Whether a state that is made anew lies as its parameter does.

@@ -68,9 +68,14 @@ class Target:
 
 @dataclass(slots=True, eq=False)
 class Differences:
-    """Collects all differences, so that one error can list them. Each is one line of text."""
+    """Collects all differences, so that one error can list them. Each is one line of text.
+
+    `kept` are values that are in the checkpoint, but not for this target, by name: a load that is
+    not strict keeps the target's, as of missing ones.
+    """
 
     missing: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -83,9 +88,10 @@ class Differences:
         """
         missing = self.missing if strict else []
         unexpected = self.unexpected if strict else []
-        if self.unsupported and not (self.problems or missing):
+        kept = self.kept.values() if strict else ()
+        if self.unsupported and not (self.problems or missing or kept):
             raise UnsupportedError("\n".join(_folded(self.unsupported)))
-        problems = [*self.unsupported, *self.problems]
+        problems = [*self.unsupported, *self.problems, *kept]
         if problems or missing or (unexpected and alone):
             raise MismatchError(_message(missing, unexpected, problems, self.hints))
 

@@ -87,7 +87,8 @@ class Contents:
     def matching(self, pattern: str) -> tuple[Entry, ...]:
         """The entries of which the name, or a folder above it, matches the pattern.
 
-        `*` and `?` stand for any characters, `/` too.
+        Keys are joined by `/` or, as in messages and in patterns of `cast`, by dots. `*` and `?`
+        stand for any characters, `/` too.
         """
         return tuple(each for each in self.entries if _matches(each.keys, pattern))
 
@@ -236,4 +237,8 @@ def _stored_bytes(metadata: ArrayMetadata) -> int | None:
 
 
 def _matches(keys: Keys, pattern: str) -> bool:
-    return any(fnmatchcase("/".join(keys[:length]), pattern) for length in range(len(keys), 0, -1))
+    return any(
+        fnmatchcase(joined.join(keys[:length]), pattern)
+        for length in range(len(keys), 0, -1)
+        for joined in "/."
+    )
