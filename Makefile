@@ -22,8 +22,8 @@ help:
 	@echo "make lint    ruff, mypy, the import contracts"
 	@echo "make pytest  the tests alone (ARGS='tests/plan -k grid')"
 	@echo "make matrix  save under every arrangement, load under every one: all 64 cells,"
-	@echo "             and a GPT cut by hand, 21 pairs (10 minutes together)"
-	@echo "make benchmarks  measure against DCP and a bare loop (20 minutes on a quiet machine)"
+	@echo "             a GPT cut by hand, 21 pairs, and DeepSpeed's engines, 256 (12 minutes)"
+	@echo "make benchmarks  measure against DCP, a bare loop and DeepSpeed (35 minutes)"
 	@echo "make format  let ruff rewrite the files"
 	@echo "make clean   remove $(VENV), build/ and the caches"
 
@@ -43,10 +43,12 @@ pytest: $(VENV)/.dev
 
 benchmarks: $(VENV)/.benchmarks
 	for what in small syncs local s3 floor page; do $(BIN)/python -m benchmarks.compare $$what || exit 1; done
+	$(BIN)/python -m benchmarks.deepspeed && $(BIN)/python -m benchmarks.deepspeed page
 
 matrix: $(VENV)/.dev
 	$(BIN)/python tests/matrix/cells.py
 	$(BIN)/python tests/matrix/gpt.py
+	$(BIN)/python tests/deepspeed/cells.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
