@@ -326,7 +326,7 @@ ONES = torch.ones(4)
         (lambda: Flat(np.ones(4), (4,)), "Flat: tensor must be a torch.Tensor of one dim"),
         (
             lambda: Flat(ONES, 4),
-            "the shapes of a Flat must be a dict of names and shapes, {'weight",
+            "Flat: shapes must be a dict of names and shapes",
         ),
         (lambda: Flat(ONES, {"w": 4}), "but it is {'w': 4}"),
         (lambda: Flat(ONES, {"w": (2.0,)}), "but it is {'w': (2.0,)}"),
