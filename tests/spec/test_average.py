@@ -44,7 +44,8 @@ def job(rank: int) -> tuple[Net, torch.optim.SGD]:
     for salt, parameter in enumerate(net.parameters(), 11):
         shape = tuple(parameter.shape)
         optim.state[parameter] = {
-            "momentum_buffer": drifted(shape, parameter.dtype, rank, salt) if shape else None
+            "momentum_buffer": drifted(shape, parameter.dtype, rank, salt),
+            "step": torch.tensor(3.0),
         }
     return net, optim
 
@@ -75,6 +76,7 @@ def test_the_mean_of_all_is_stored_bit_for_bit(ranks: Ranks, tmp_path: Path, siz
         "optim/momentum_buffer/large": mean(LARGE, torch.float32, everyone, 11),
         "optim/momentum_buffer/small": mean((5, 3), torch.bfloat16, everyone, 12),
         "optim/momentum_buffer/same": mean((3,), torch.float32, everyone, 13),
+        "optim/momentum_buffer/one": mean((), torch.float32, everyone, 14),
     }
     for path, value in expected.items():
         item, _, name = path.partition("/")
