@@ -33,6 +33,7 @@ from ucpstore.describe.place import ROOT, Owner, Place, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
+from ucpstore.describe.stacks import hold_stack
 from ucpstore.describe.target import ArrayInfo, Cast, Differences, Target, prefix_hint
 from ucpstore.errors import MismatchError, StateError, UnsupportedError
 from ucpstore.flat import Flat, FlatOptimizer
@@ -325,9 +326,20 @@ class _LoadWalk:
     def _entry(
         self, entry: Entry, tensor: torch.Tensor, node: Node, inside: Place, module: Place
     ) -> None:
+        if entry.layers:
+            self.differences.attempt(self._stacked, entry, node, inside, module)
+            return
         own = Owner(tensor, inside.name, module.full(entry.name), is_state=False)
         node = self.masters.source(tensor, node, self.reads, inside.shown)
         self.reads.tensor(tensor, node, inside, own, derived=tensor in self.masters.derived)
+
+    def _stacked(self, stack: Entry, node: Node, inside: Place, module: Place) -> None:
+        tensors = [entry.tensor for entry in stack.layers if entry.tensor is not None]
+        names = [module.full(entry.name) for entry in stack.layers]
+        held = hold_stack(tensors, names, self.reads.ranks, inside.shown)
+        node = self.masters.source(tensors[0], node, self.reads, inside.shown)
+        derived = tensors[0] in self.masters.derived
+        self.reads.stack(held, tensors, node, inside, derived=derived)
 
     def _extra(self, entry: Entry, saved: Node, place: Place) -> None:
         assert entry.extra_of is not None

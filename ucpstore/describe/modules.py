@@ -38,13 +38,16 @@ _WRAPPERS = (
 class Entry:
     """One name of a module: a parameter, a persistent buffer, or a submodule's extra state.
 
-    `shown` is the name as state_dict() of the module as given would have it.
+    `shown` is the name as state_dict() of the module as given would have it. `layers` are, for what
+    rules stack, all entries of the stack in rising order of index; the others are those of the
+    first.
     """
 
     name: str
     shown: str
     tensor: torch.Tensor | None
     extra_of: nn.Module | None
+    layers: tuple[Entry, ...] = ()
 
 
 def is_engine(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from ucpstore.describe.modules import Entry, is_engine, parameter_names
 from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.stacks import check_ties, layer_of
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.perrank import PerRank
 
@@ -76,14 +77,26 @@ def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -
 def keys_of(found: Sequence[Entry], place: Place, ranks: Ranks) -> dict[str, Entry]:
     """The entries of the module at `place` by their keys in the tree, which rules may rename."""
     keys: dict[str, Entry] = {}
+    stacks: dict[str, list[tuple[int, Entry]]] = {}
     for entry in found:
-        key = place.inside(ranks.key(place.full(entry.name)), entry.name)
+        full_name = place.full(entry.name)
+        key = place.inside(ranks.key(full_name), entry.name)
+        layer = None if entry.tensor is None else layer_of(full_name, ranks)
+        if layer is not None and (key in stacks or key not in keys):
+            keys.setdefault(key, entry)
+            stacks.setdefault(key, []).append((layer[1], entry))
+            continue
         if key in keys:
             raise StateError(
                 f"{place.full(entry.name)} and {place.full(keys[key].name)}: rules give both the "
                 f"name {place.full(key)}; give each a name of its own"
             )
         keys[key] = entry
+    for key, layers in stacks.items():
+        layers.sort(key=lambda each: each[0])
+        entries = tuple(entry for _, entry in layers)
+        keys[key] = replace(entries[0], layers=entries)
+    check_ties([entry for each in stacks.values() for _, entry in each], found, place)
     return keys
 
 

@@ -10,10 +10,12 @@ import contextlib
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from ucpstore import dtypes
 from ucpstore.describe.build import ABSENT, Thunk, build
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.masters import Masters, saved_entries, ties
@@ -23,6 +25,7 @@ from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.row_target import Member, RowTarget
+from ucpstore.describe.stacks import hold_stack
 from ucpstore.describe.tensors import dtype_name
 from ucpstore.errors import MismatchError, StateError
 from ucpstore.tree.nodes import Node, same
@@ -115,6 +118,8 @@ class OptimizerTarget:
                         self._states[parameter] = row.match()
                     else:
                         row.match_masters()
+                elif known and held[0].layers:
+                    self._match_stack(held[0], (after, before != after))
                 elif known:
                     self._match_states(held[0], after, before != after)
         for key, node in self.saved.extra.items():
@@ -302,6 +307,42 @@ class OptimizerTarget:
             )
         self._states[parameter] = thunks
 
+    def _match_stack(self, owned: Owned, steps: tuple[bool, bool]) -> None:
+        """The states of parameters that are stored as one array."""
+        if self._thaws(owned):
+            return
+        states = {key: node for key, node in self._states_of(owned).items() if key != FROZEN}
+        if MASTER in states and not self._has_own(owned, MASTER):
+            self._match_master(owned, states.pop(MASTER))
+        for _, parameter in owned.layers:
+            self._states[parameter] = {}
+        for key, node in states.items():
+            self.reads.differences.attempt(self._match_layers, owned, key, node, steps)
+
+    def _match_layers(self, owned: Owned, key: str, node: Node, steps: tuple[bool, bool]) -> None:
+        place = self.place.child(key, ()).child(str(owned.name), ())
+        path = array_path(node)
+        found: list[torch.Tensor] = []
+        for full_name, parameter in owned.layers:
+            now = self.optimizer.state.get(parameter, {}).get(key)
+            if path is None:
+                thunks = self._states[parameter]
+                member = _Place(Owner(parameter, str(owned.name), full_name), *steps)
+                self._match_state(thunks, key, node, place, member, now)
+            elif isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
+                found.append(now)
+            else:
+                dtype = dtypes.to_torch(self.reads.info(path).dtype)
+                found.append(torch.zeros_like(parameter.detach(), dtype=dtype))
+        if path is None:
+            return
+        names = [full_name for full_name, _ in owned.layers]
+        held = hold_stack(found, names, self.reads.ranks, place.shown)
+        held = replace(held, scale=held.scale if is_copy(self.optimizer, key) else 1)
+        self.reads.stack(held, found, node, place)
+        for (_, parameter), tensor in zip(owned.layers, found, strict=True):
+            self._states[parameter][key] = partial(_itself, tensor)
+
     def _match_state(
         self,
         thunks: dict[str, Thunk],
@@ -404,6 +445,10 @@ class OptimizerTarget:
 
     def _has_states(self) -> bool:
         return any(key != FROZEN for states in self.saved.states.values() for key in states)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _steps_on_device(group: Mapping[str, object]) -> bool:

@@ -6,15 +6,19 @@ Only `param_groups` and `state` are read. Nothing is stepped, created, moved or 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
+from ucpstore.describe.kinds import is_scalar, saved_scalar
 from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
+from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.stacks import hold_stack
 from ucpstore.describe.tensors import Held
 from ucpstore.errors import StateError, UnsupportedError
-from ucpstore.tree.nodes import Node
+from ucpstore.tree.nodes import Node, same, short
 from ucpstore.tree.optimizer import Group, OptimizerNode, to_node
 
 FROZEN = "requires_grad"
@@ -34,6 +38,8 @@ class Walk(Protocol):
 
     def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
         """The node of any value; tensors of the shape of the owner have its dimension names."""
+
+    ranks: Ranks
 
     def part(self, held: Held, place: Place, name: str) -> Node:
         """The node of what is held of one tensor, whose dimensions are named after `name`."""
@@ -79,6 +85,8 @@ def _states_of(
     walk: Walk,
 ) -> list[tuple[Owned, dict[str, Node]]]:
     """The states of each tensor that one parameter of the optimizer holds."""
+    if owned[0].layers:
+        return [(owned[0], _stacked_states(optimizer, owned[0], place, walk))]
     found: list[tuple[Owned, dict[str, Node]]] = [(each, {}) for each in owned]
     for key, value in optimizer.state.get(parameter, {}).items():
         if not isinstance(key, str):
@@ -104,6 +112,62 @@ def _states_of(
     return found
 
 
+def _stacked_states(
+    optimizer: torch.optim.Optimizer, owned: Owned, place: Place, walk: Walk
+) -> dict[str, Node]:
+    """The states of parameters that are stored as one array, each state as one array too."""
+    states = [optimizer.state.get(parameter, {}) for _, parameter in owned.layers]
+    first, names = owned.layers[0][0], [name for name, _ in owned.layers]
+    for own, name in zip(states, names, strict=True):
+        if set(own) != set(states[0]):
+            raise StateError(
+                f"{place.shown}: layers of the stack {owned.name} must have the same states, but "
+                f"{first} has {_listed(states[0])} and {name} has {_listed(own)}; a layer that got "
+                "no gradient has none: give it one of zeros, or take one step with all of them"
+            )
+    stored: dict[str, Node] = {}
+    for key in states[0]:
+        if not isinstance(key, str):
+            raise UnsupportedError(
+                f"{place.shown}: the optimizer keeps a state of {first} under the key {key!r}; "
+                "names of states must be strings"
+            )
+        inside = place.child(key, ()).child(str(owned.name), ())
+        values = [own[key] for own in states]
+        if key != "step" and all(
+            isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            for value, (_, parameter) in zip(values, owned.layers, strict=True)
+        ):
+            held = hold_stack(values, names, walk.ranks, inside.shown)
+            scale = held.scale if is_copy(optimizer, key) else 1
+            held = replace(held, alone="", scale=scale)
+            stored[key] = walk.part(held, inside, str(owned.name))
+            continue
+        if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
+            raise StateError(
+                f"{inside.shown}: the state {key!r} of layers of a stack has the shape "
+                f"{tuple(values[0].shape)}; such states must have the shape of their parameters, "
+                f"{tuple(owned.parameter.shape)}, or be 0-d; store the layers by themselves"
+            )
+        nodes = [walk.value(value, inside) for value in values]
+        for node, name in zip(nodes, names, strict=True):
+            if not same(node, nodes[0]):
+                raise StateError(
+                    f"{inside.shown}: a stack has one {key!r}, but {first} has {_text(nodes[0])} "
+                    f"and {name} has {_text(node)}; store layers that differ by themselves"
+                )
+        stored[key] = nodes[0]
+    return stored
+
+
+def _listed(states: Mapping[str, object]) -> str:
+    return ", ".join(map(str, states)) or "none"
+
+
+def _text(node: Node) -> str:
+    return str(saved_scalar(node).item()) if is_scalar(node) else short(node)
+
+
 def _check_common(key: str, value: object, place: Place) -> None:
     """A state of a row that is not one value for each of its elements holds for all its names."""
     if key == MASTER or (isinstance(value, torch.Tensor) and value.dim()):
@@ -118,6 +182,7 @@ def _check_common(key: str, value: object, place: Place) -> None:
 def _extra(holding: Holding, place: Place, walk: Walk) -> dict[str, Node]:
     extra: dict[str, Node] = {}
     known = {owned.parameter for owned in holding}
+    known |= {parameter for owned in holding for _, parameter in owned.layers}
     for key, value in holding.optimizer.state.items():
         if isinstance(key, str):
             extra[key] = walk.value(value, place.child("extra", ()).child(key, ()))

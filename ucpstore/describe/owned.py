@@ -12,6 +12,7 @@ from torch import nn
 from ucpstore.describe.flat import full_name_of, hold_flat, members_of
 from ucpstore.describe.naming import Name, Named, inner_optimizer, names_of
 from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.stacks import layer_of
 from ucpstore.describe.tensors import Held, hold
 from ucpstore.errors import StateError
 from ucpstore.flat import Flat, FlatOptimizer
@@ -26,7 +27,9 @@ class Owned:
     `parameter` is the optimizer's, the key of its states. `weight` is the module's parameter of
     this name, None where no module of the state has it. `hold` tells what of the parameter, or of
     a state of its shape, belongs to this name; None where the parameter is the weight itself.
-    `aliased` says that the weight is a part of the parameter's memory.
+    `aliased` says that the weight is a part of the parameter's memory. `layers` are, where rules
+    stack parameters under this name, all of them with their full names, in rising order of index;
+    `parameter` and `weight` are then the first.
     """
 
     name: Name
@@ -35,6 +38,7 @@ class Owned:
     weight: torch.Tensor | None
     hold: Hold | None = None
     aliased: bool = False
+    layers: tuple[tuple[str, torch.Tensor], ...] = ()
 
     @property
     def trained(self) -> bool:
@@ -116,14 +120,53 @@ def holding_of(value: object, modules: Sequence[Named], ranks: Ranks, where: str
     optimizer = inner_optimizer(value, where)
     assert optimizer is not None, "no optimizer"
     names = names_of(optimizer, modules, where)
-    groups = [
-        tuple(
-            Owned(names[each], _full_name(names[each], each), each, each)
-            for each in group["params"]
-        )
-        for group in optimizer.param_groups
-    ]
-    return Holding(optimizer, tuple(groups))
+    groups = tuple(tuple(_owned(g["params"], names, ranks)) for g in optimizer.param_groups)
+    _check_stacks(groups, where)
+    return Holding(optimizer, groups)
+
+
+def _owned(
+    parameters: Sequence[torch.Tensor], names: Mapping[torch.Tensor, Name], ranks: Ranks
+) -> Iterator[Owned]:
+    """What one group holds: each parameter, those that rules stack together."""
+    found: dict[str, Owned] = {}
+    order: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
+    for number, each in enumerate(parameters):
+        name, full_name = names[each], _full_name(names[each], each)
+        layer = layer_of(full_name, ranks)
+        key = str(number) if layer is None else f"stack {name}"
+        found.setdefault(key, Owned(name, full_name, each, each))
+        if layer is not None:
+            order.setdefault(key, []).append((layer[1], full_name, each))
+    for key, owned in found.items():
+        if key not in order:
+            yield owned
+            continue
+        layers = tuple((n, p) for _, n, p in sorted(order[key], key=lambda layer: layer[0]))
+        full_name, first = layers[0]
+        yield Owned(owned.name, full_name, first, first, layers=layers)
+
+
+def _check_stacks(groups: Sequence[Sequence[Owned]], where: str) -> None:
+    seen: dict[str, tuple[int, Owned]] = {}
+    for number, group in enumerate(groups):
+        for owned in group:
+            if not owned.layers:
+                continue
+            name = str(owned.name)
+            at, other = seen.setdefault(name, (number, owned))
+            if at != number:
+                raise StateError(
+                    f"{where}: {other.full_name} and {owned.full_name} are layers of the stack "
+                    f"{name}, but lie in the groups {at} and {number}; put all layers of a stack "
+                    "into one group"
+                )
+            trained = {parameter.requires_grad for _, parameter in owned.layers}
+            if len(trained) > 1:
+                raise StateError(
+                    f"{where}: some layers of the stack {name} are frozen and some are trained, "
+                    f"{owned.full_name} among them; freeze all of them or none"
+                )
 
 
 def _full_name(name: Name, parameter: torch.Tensor) -> str:

@@ -191,6 +191,22 @@ class Reads:
         """Fill what a rank holds of one tensor of a row."""
         self.differences.attempt(self._part, held, node, place, derived=derived)
 
+    def stack(
+        self,
+        held: Held,
+        tensors: Sequence[torch.Tensor],
+        node: Node,
+        place: Place,
+        *,
+        derived: bool = False,
+    ) -> None:
+        """Fill tensors that are layers of one array."""
+        for tensor in tensors:
+            self.row(tensor, place)
+        if held.partition is not None and held.partition.padded:
+            self.values += [partial(_clear_padding, v.tensor, (v,)) for v in held.views]
+        self.part(held, node, place, derived=derived)
+
     def _part(self, held: Held, node: Node, place: Place, *, derived: bool = False) -> None:
         path = array_path(node)
         if is_scalar(node) and held.shape == ():

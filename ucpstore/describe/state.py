@@ -29,6 +29,7 @@ from ucpstore.describe.owned import holding_of, is_optimizer
 from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.stacks import hold_stack
 from ucpstore.describe.tensors import Held, View, check_kind, hold, memory_of, plain, wide_of
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
@@ -205,6 +206,8 @@ class _SaveWalk:
         return {"dict": pairs}
 
     def _entry(self, entry: Entry, tensor: torch.Tensor, inside: Place, module: Place) -> Node:
+        if entry.layers:
+            return self._stacked(entry, inside, module)
         full_name = module.full(entry.name)
         stored = self.ranks.stored(full_name)
         tied = stored != self.ranks.key(full_name)
@@ -212,6 +215,14 @@ class _SaveWalk:
         identity = ("identity", id(tensor))
         node = self._array(tensor, at, identity=identity, full_name=full_name)
         return {"link": at.path} if tied and array_path(node) == at.path else node
+
+    def _stacked(self, stack: Entry, inside: Place, module: Place) -> Node:
+        tensors = [entry.tensor for entry in stack.layers if entry.tensor is not None]
+        self.kept += tensors
+        names = [module.full(entry.name) for entry in stack.layers]
+        held = hold_stack(tensors, names, self.ranks, inside.shown)
+        dims = dimension_names(inside.name, len(held.shape))
+        return self._put(held, inside, dims, is_plain=True)
 
     def _module_dict(self, values: Mapping[object, object], place: Place) -> Node:
         """What `module.state_dict()` returned: the same node as that of the module."""

@@ -10,6 +10,7 @@ from ucpstore.spec.parts import (
     Replicate,
     Scaled,
     Shard,
+    Stacked,
     Tied,
     Unique,
     average,
@@ -18,14 +19,17 @@ from ucpstore.spec.parts import (
     replicate,
     scaled,
     shard,
+    stacked,
     tied,
     unique,
 )
 from ucpstore.spec.spec import Spec, check_spec
+from ucpstore.spec.stacks import Layer, pieces_of_layer
 
 __all__ = [
     "Average",
     "Axes",
+    "Layer",
     "Lowered",
     "Padded",
     "Part",
@@ -34,15 +38,18 @@ __all__ = [
     "Scaled",
     "Shard",
     "Spec",
+    "Stacked",
     "Tied",
     "Unique",
     "average",
     "check_spec",
     "padded",
+    "pieces_of_layer",
     "renamed",
     "replicate",
     "scaled",
     "shard",
+    "stacked",
     "tied",
     "unique",
 ]

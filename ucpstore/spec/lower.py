@@ -17,6 +17,7 @@ from ucpstore.spec.parts import (
     Replicate,
     Scaled,
     Shard,
+    Stacked,
     Tied,
     Unique,
 )
@@ -125,7 +126,21 @@ def key_of(name: str, parts: Sequence[Part], coordinates: Mapping[str, int]) -> 
             own, name = name, part.name(name, coordinates)
             if not isinstance(name, str) or not name:
                 raise StateError(f"{own}: the function of renamed gave {name!r}, which is no name")
+        elif isinstance(part, Stacked):
+            return stack_of(name, part, coordinates)[0]
     return name
+
+
+def stack_of(name: str, part: Stacked, coordinates: Mapping[str, int]) -> tuple[str, int]:
+    """The name of the stack of which a tensor is a layer, and the layer's index."""
+    given = part.name(name, coordinates)
+    match given:
+        case (str() as stack, int() as index) if stack and index >= 0:
+            return stack, index
+    raise StateError(
+        f"{name}: the function of stacked gave {given!r}; it must give the name of the stack and "
+        "an index of at least 0, as ('model.layers.wq.weight', 3)"
+    )
 
 
 def _check_axes(

@@ -77,7 +77,14 @@ class Tied:
     name: str
 
 
-Part = Average | Shard | Replicate | Unique | Padded | Scaled | Renamed | Tied
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """See `stacked`."""
+
+    name: Callable[[str, Mapping[str, int]], tuple[str, int]]
+
+
+Part = Average | Shard | Replicate | Unique | Padded | Scaled | Renamed | Tied | Stacked
 
 
 def shard(
@@ -178,6 +185,21 @@ def tied(name: str) -> Part:
     if not isinstance(name, str) or not name:
         raise StateError(f"tied({name!r}): give the name of the tensor that it is tied to")
     return Tied(name)
+
+
+def stacked(name: Callable[[str, Mapping[str, int]], tuple[str, int]]) -> Part:
+    """It is one layer, or expert, of an array that has all of them along a leading dimension.
+
+    `name(own name, coordinates)` gives the full name of that array and the index in its dimension
+    0. The other parts of the rule speak of the stack: to them the tensors of a rank are one, with
+    the layers in rising order along dimension 0 and those of the tensors behind it.
+    """
+    if not callable(name):
+        raise StateError(
+            f"stacked({name!r}): give a function of the own name and the rank's coordinates, which "
+            "returns the name of the stack and the index in it"
+        )
+    return Stacked(name)
 
 
 def _axes(axes: str | Sequence[str], what: str) -> AxisNames:

@@ -6,16 +6,24 @@ device, meta too), tensors, tuples of whole numbers, and dicts and lists of such
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ucpstore.errors import StateError
 from ucpstore.geometry import ArraySpec, Index, Partition, RankClass, fragments, merge
 from ucpstore.spec.lower import Lowered
+from ucpstore.spec.stacks import Layer, pieces_of_layer
 
-Lower = Callable[[str, Index, int], Lowered]
-"""Of a full name, a shape, and a rank."""
+
+class Rules(Protocol):
+    """What is asked of a specification; see `ucpstore.Spec`."""
+
+    def lower(self, name: str, shape: Index, rank: int) -> Lowered: ...
+
+    def stack(self, name: str, rank: int) -> tuple[str, int] | None: ...
+
+    def lower_stack(self, layers: Sequence[Layer], rank: int) -> Lowered: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +72,19 @@ def _leaf(name: str, shape: Index, tensor: object) -> Leaf:
     return Leaf(name, shape, dtype, hasattr(tensor, "placements"))
 
 
-def table(lower: Lower, state: object, rank: int) -> str:
+def table(rules: Rules, state: object, rank: int) -> str:
     """One line for each tensor of a rank; see `Spec.explain`."""
     rows = [("name", "rule", "own shape", "array", "shape", "pieces")]
-    for leaf in leaves(state):
+    found_in = leaves(state)
+    stacks = _stacks(rules, found_in, rank)
+    for leaf in found_in:
         if leaf.tells:
             rows.append((leaf.name, "(DTensor)", "", leaf.name, str(leaf.shape), ""))
             continue
-        found = lower(leaf.name, leaf.shape, rank)
+        found, at = stacks.get(leaf.name) or (rules.lower(leaf.name, leaf.shape, rank), None)
         pieces = fragments(found.partition, found.shape).get(rank, ())
+        if at is not None:
+            pieces = pieces_of_layer(pieces, at)
         shown = " ".join(map(_bounds, (piece.box for piece in pieces))) or "nothing"
         if found.scale != 1:
             shown += f" times {found.scale}"
@@ -87,12 +99,27 @@ def table(lower: Lower, state: object, rank: int) -> str:
     return "\n".join(lines)
 
 
+def _stacks(rules: Rules, found: Sequence[Leaf], rank: int) -> dict[str, tuple[Lowered, int]]:
+    """For each layer of a stack what the rank holds of the stack, and its place in that."""
+    stacks: dict[str, list[Layer]] = {}
+    for leaf in found:
+        at = None if leaf.tells else rules.stack(leaf.name, rank)
+        if at is not None:
+            stacks.setdefault(at[0], []).append(Layer(leaf.name, at[1], leaf.shape, leaf.dtype))
+    places: dict[str, tuple[Lowered, int]] = {}
+    for layers in stacks.values():
+        layers.sort(key=lambda layer: layer.index)
+        lowered = rules.lower_stack(layers, rank)
+        places.update((layer.name, (lowered, at)) for at, layer in enumerate(layers))
+    return places
+
+
 def _bounds(box: Any) -> str:
     """As one would index the array."""
     return "[" + ", ".join(f"{o}:{e}" for o, e in zip(box.offset, box.stop, strict=True)) + "]"
 
 
-def prove(lower: Lower, states: Sequence[object], ranks: Sequence[int]) -> None:
+def prove(rules: Rules, states: Sequence[object], ranks: Sequence[int]) -> None:
     """Refuse what a save by `ranks` with these states would refuse; see `Spec.prove`."""
     if len(states) != len(ranks):
         raise StateError(
@@ -103,10 +130,14 @@ def prove(lower: Lower, states: Sequence[object], ranks: Sequence[int]) -> None:
     classes: dict[object, tuple[list[int], tuple[ArraySpec, ...]]] = {}
     for rank, state in zip(sorted(ranks), states, strict=True):
         specs: dict[str, ArraySpec] = {}
-        for leaf in leaves(state):
+        found_in = leaves(state)
+        stacks = _stacks(rules, found_in, rank)
+        for leaf in found_in:
             if leaf.tells:
                 continue
-            spec = _described(lower(leaf.name, leaf.shape, rank), leaf, same)
+            known_stack = stacks.get(leaf.name)
+            lowered = known_stack[0] if known_stack else rules.lower(leaf.name, leaf.shape, rank)
+            spec = _described(lowered, leaf, same)
             known = specs.setdefault(spec.path, spec)
             if known.shape != spec.shape:
                 raise StateError(

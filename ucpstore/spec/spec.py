@@ -9,9 +9,9 @@ from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import Flat, Index
+from ucpstore.geometry import Flat, Index, fragments
 from ucpstore.spec.axes import Axes
-from ucpstore.spec.lower import Lowered, key_of, lower
+from ucpstore.spec.lower import Lowered, key_of, lower, stack_of
 from ucpstore.spec.parts import (
     Average,
     AxisNames,
@@ -20,10 +20,12 @@ from ucpstore.spec.parts import (
     Replicate,
     Scaled,
     Shard,
+    Stacked,
     Tied,
     Unique,
 )
 from ucpstore.spec.simulate import prove, table
+from ucpstore.spec.stacks import Layer, check_layers, check_places
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,6 +34,7 @@ Pattern = str | re.Pattern[str]
 Rules = Mapping[Pattern, Part | Sequence[Part]]
 
 _PLACES = (Average, Shard, Replicate, Unique, Scaled)
+_NAMES = (Renamed, Tied, Stacked)
 
 
 class Spec:
@@ -102,6 +105,50 @@ class Spec:
         Where no axis has several ranks, a tensor without a rule is held whole. Raises StateError
         where no rule matches, where two do, and where the rule does not fit.
         """
+        if self.stack(name, rank) is not None:
+            raise StateError(
+                f"{name}: rule {_shown(self._match(name) or '')} stacks it, but only parameters "
+                "and buffers of modules, and their states in a torch optimizer, are stacked, not "
+                "what lies in dicts, lists and rows (ucpstore.Flat); put the module into the "
+                "state, or stack the tensors before the call"
+            )
+        return self._lower(name, shape, rank, flat)
+
+    def stack(self, name: str, rank: int) -> tuple[str, int] | None:
+        """The full name of the stack of which it is a layer, and the index; None for others."""
+        for part in self._parts_for(name):
+            if isinstance(part, Stacked):
+                return stack_of(name, part, self.axes.coordinates(rank))
+        return None
+
+    def lower_stack(self, layers: Sequence[Layer], rank: int) -> Lowered:
+        """What `rank` holds of a stack by its own `layers`, in rising order of index.
+
+        Local boxes count along a tensor that has these layers along dimension 0.
+        """
+        first = layers[0]
+        lowered = self._lower(first.name, (len(layers), *first.shape), rank)
+        check_layers(lowered.key, layers)
+        for layer in layers[1:]:
+            if self._without_name(layer.name) != self._without_name(first.name):
+                raise StateError(
+                    f"{lowered.key}: the rules of {first.name} and of {layer.name} differ, but "
+                    "they are layers of one stack; write one rule for all of its layers"
+                )
+        pieces = fragments(lowered.partition, lowered.shape).get(rank, ())
+        check_places(lowered.key, layers, lowered.shape, pieces, lowered.rule)
+        return lowered
+
+    def _without_name(self, name: str) -> tuple[Part, ...]:
+        return tuple(part for part in self._parts_for(name) if not isinstance(part, Stacked))
+
+    def _lower(
+        self,
+        name: str,
+        shape: Index,
+        rank: int,
+        flat: tuple[AxisNames, Flat] | None = None,
+    ) -> Lowered:
         coordinates = self.axes.coordinates(rank)
         pattern = self._match(name)
         if pattern is None and any(size > 1 for size in self.axes.sizes.values()):
@@ -192,7 +239,7 @@ class Spec:
         tensors, {"model": {"embed.weight": (16, 64)}}. Optimizers are left out: their states follow
         the parameters. No process group is needed, so a job can be looked at from anywhere.
         """
-        return table(self.lower, state, rank)
+        return table(self, state, rank)
 
     def prove(self, states: Sequence[object]) -> None:
         """Prove that every element of every array is held, given what every rank of a job has.
@@ -201,7 +248,7 @@ class Spec:
         the array and the boxes, where there is a gap, an overlap, or a disagreement, as `save`
         would before it writes.
         """
-        prove(self.lower, states, self.axes.ranks)
+        prove(self, states, self.axes.ranks)
 
 
 def _default(what: str, axes: object) -> tuple[str, ...]:
@@ -238,8 +285,15 @@ def _parts(pattern: object, rule: Part | Sequence[Part]) -> tuple[Part, ...]:
         if not isinstance(part, Part):
             raise StateError(
                 f"rule {_shown(pattern)}: {part!r} is nothing that a rule can say; use shard, "
-                "replicate, unique, padded, scaled, average, renamed and tied of ucpstore.spec"
+                "replicate, unique, padded, scaled, average, renamed, tied and stacked of "
+                "ucpstore.spec"
             )
+    naming = [type(part).__name__.lower() for part in parts if isinstance(part, _NAMES)]
+    if "stacked" in naming and len(naming) > 1:
+        raise StateError(
+            f"rule {_shown(pattern)}: it says {' and '.join(naming)}; the function of stacked "
+            "gives the name, and layers of a stack cannot be tied"
+        )
     for kind in (Renamed, Tied):
         if sum(isinstance(part, kind) for part in parts) > 1:
             raise StateError(
