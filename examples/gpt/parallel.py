@@ -193,3 +193,12 @@ class Place:
         [line] = [line for line in lines if self.rank in line]
         group = dist.new_subgroups_by_enumeration(lines)[0] if size > 1 else None
         return Axis(names, tuple(line), line.index(self.rank), group)
+
+    def close(self) -> None:
+        """Give up the groups, where the processes live on; all ranks together."""
+        if dist.is_initialized():
+            dist.barrier()
+        for axis in (self.pp, self.sp, self.tp, self.dp, self.ep, self.data, self.expert_data):
+            if axis.group is not None:
+                dist.destroy_process_group(axis.group)
+                axis.group = None

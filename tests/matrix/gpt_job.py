@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -137,57 +138,60 @@ def _on(ranks: Ranks, text: str, job: Callable[..., object], *args: object) -> l
 # ---- on every rank -------------------------------------------------------------------------------
 
 
-def trainer_of(text: str, experts: int, dtype: torch.dtype = torch.bfloat16) -> Trainer:
-    """A new job."""
-    return Trainer(Arrangement.parse(text), dtype, Config(experts=experts))
+@contextmanager
+def trainer_of(text: str, experts: int, dtype: torch.dtype = torch.bfloat16) -> Iterator[Trainer]:
+    """A new job. Ranks live on behind it, and each group has threads that never sleep for long."""
+    trainer = Trainer(Arrangement.parse(text), dtype, Config(experts=experts))
+    yield trainer
+    trainer.place.close()
 
 
 def trained(text: str, experts: int, url: str) -> dict[str, str]:
     """Train in bfloat16 and save."""
-    trainer = trainer_of(text, experts)
-    untrained = digests(trainer)
-    for _ in range(SAVED):
-        trainer.step()
-    checkpoint.save(url, trainer)
-    found = digests(trainer)
+    with trainer_of(text, experts) as trainer:
+        untrained = digests(trainer)
+        for _ in range(SAVED):
+            trainer.step()
+        checkpoint.save(url, trainer)
+        found = digests(trainer)
     assert not any(found[name] == untrained[name] for name in found), "a load would not show"
     return found
 
 
 def passed_on(text: str, experts: int, there: str, back: str) -> None:
     """Load what others saved, and save it elsewhere."""
-    trainer = trainer_of(text, experts)
-    checkpoint.load(there, trainer)
-    checkpoint.save(back, trainer)
+    with trainer_of(text, experts) as trainer:
+        checkpoint.load(there, trainer)
+        checkpoint.save(back, trainer)
 
 
 def loaded(text: str, experts: int, url: str) -> dict[str, str]:
     """Load into a new job."""
-    trainer = trainer_of(text, experts)
-    checkpoint.load(url, trainer)
-    return digests(trainer)
+    with trainer_of(text, experts) as trainer:
+        checkpoint.load(url, trainer)
+        return digests(trainer)
 
 
 def losses(
     text: str, experts: int, url: str, start: int | None, more: int, reset: Reset | None
 ) -> list[float]:
     """In float32, the `more` losses behind step `SAVED`: of a job that saves it, or loads it."""
-    trainer = trainer_of(text, experts, torch.float32)
-    if start is None:
-        while trainer.steps < SAVED:
-            trainer.step()
-        checkpoint.save(url, trainer)
-    else:
-        checkpoint.load(url, trainer, start)
-        assert trainer.steps == start
-    if reset is not None:
-        row, what = reset
-        adam = trainer.adams[row]
-        if what == "step":
-            adam.step = 0
+    with trainer_of(text, experts, torch.float32) as trainer:
+        if start is None:
+            while trainer.steps < SAVED:
+                trainer.step()
+            checkpoint.save(url, trainer)
         else:
-            getattr(adam, what).zero_()
-    return [trainer.step() for _ in range(more)]
+            checkpoint.load(url, trainer, start)
+            assert trainer.steps == start
+        if reset is not None:
+            row, what = reset
+            adam = trainer.adams[row]
+            if what == "step":
+                adam.step = 0
+            else:
+                getattr(adam, what).zero_()
+        return [trainer.step() for _ in range(more)]
 
 
 def digests(trainer: Trainer) -> dict[str, str]:

@@ -73,7 +73,8 @@ def test_what_is_reset_shows_in_the_losses(
 
 
 def save_untrained(text: str, experts: int, url: str) -> None:
-    checkpoint.save(url, trainer_of(text, experts, torch.float32))
+    with trainer_of(text, experts, torch.float32) as trainer:
+        checkpoint.save(url, trainer)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,11 @@ def test_a_token_goes_to_the_two_likeliest_experts() -> None:
 
 def parts(text: str) -> dict[str, tuple[int, int, int]]:
     """Of each row of parameters: its length here, of how many parts this is one, and its length."""
-    trainer = trainer_of(text, EXPERTS)
-    return {
-        name: (len(adam.row.values), adam.row.parts.size, len(adam.exp_avg))
-        for name, adam in trainer.adams.items()
-    }
+    with trainer_of(text, EXPERTS) as trainer:
+        return {
+            name: (len(adam.row.values), adam.row.parts.size, len(adam.exp_avg))
+            for name, adam in trainer.adams.items()
+        }
 
 
 def test_each_optimizer_state_is_on_one_of_the_ranks_with_its_parameters(ranks: Ranks) -> None:
