@@ -78,6 +78,8 @@ def test_the_mean_of_all_is_stored_bit_for_bit(ranks: Ranks, tmp_path: Path, siz
         "optim/momentum_buffer/same": mean((3,), torch.float32, everyone, 13),
         "optim/momentum_buffer/one": mean((), torch.float32, everyone, 14),
     }
+    if size == 1:  # then a 0-d state is a value of the tree, as without a specification
+        del expected["optim/momentum_buffer/one"]
     for path, value in expected.items():
         item, _, name = path.partition("/")
         assert torch.equal(step[item][name].read(), value), path

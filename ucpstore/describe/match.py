@@ -154,7 +154,7 @@ class _LoadWalk:
     def _found(self) -> int:
         """How much there is to load so far."""
         reads = self.reads
-        return sum(map(len, (reads.found, reads.values, self.restores, self.optimizers)))
+        return sum((len(reads.found), len(reads.values), len(self.restores), len(self.optimizers)))
 
     def _prepare(self, value: object, node: Node, place: Place) -> None:
         """Look at optimizers before modules are walked: masters are what parameters are read from.
