@@ -1,0 +1,219 @@
+"""Optimizers of rows: states that are not there, of other kinds, shapes and places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from describe.engine import join, load, save
+from torch import nn
+
+from ucpstore import Flat, FlatOptimizer, Spec
+from ucpstore.describe import describe
+from ucpstore.errors import MismatchError, StateError
+from ucpstore.spec import scaled
+
+SHAPES = {"a": (3,), "b": (2,)}
+
+
+class Net(nn.Module):
+    """Parameters of these shapes, each with one value."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], *values: float) -> None:
+        super().__init__()
+        for (name, shape), value in zip(shapes.items(), values, strict=True):
+            setattr(self, name, nn.Parameter(torch.full(shape, float(value))))
+
+
+def plain(*values: float) -> dict[str, object]:
+    """A module, and an optimizer whose momentum is ten times the parameter."""
+    net = Net(SHAPES, *values)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
+    for parameter in net.parameters():
+        sgd.state[parameter]["momentum_buffer"] = parameter.detach() * 10
+    return {"model": net, "optim": sgd}
+
+
+def rows(**buffers: torch.Tensor) -> tuple[dict[str, object], dict[str, nn.Parameter]]:
+    """Zeros, each tensor with a row of its own, whose momentum is given."""
+    parameters = {name: nn.Parameter(torch.zeros(*shape)) for name, shape in SHAPES.items()}
+    sgd = torch.optim.SGD(parameters.values(), lr=0.1, momentum=0.5)
+    for name, buffer in buffers.items():
+        sgd.state[parameters[name]]["momentum_buffer"] = buffer
+    flats = [Flat(p, {name: SHAPES[name]}) for name, p in parameters.items()]
+    return {"model": Net(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, flats)}, parameters
+
+
+def momenta(state: dict[str, object], parameters: dict[str, nn.Parameter]) -> list[list[float]]:
+    states = state["optim"].optimizer.state
+    return [states[each]["momentum_buffer"].tolist() for each in parameters.values()]
+
+
+def test_a_state_that_one_name_of_a_row_lacks_is_missing() -> None:
+    saved = plain(1, 2)
+    del saved["optim"].state[saved["model"].b]
+    row = nn.Parameter(torch.zeros(5))
+    sgd = torch.optim.SGD([row], lr=0.1, momentum=0.5)
+    optimizer = FlatOptimizer(sgd, [Flat(row, SHAPES)])
+    state = {"model": Net(SHAPES, 0, 0), "optim": optimizer}
+    with pytest.raises(
+        MismatchError, match=r"(?m)not in the checkpoint: optim.momentum_buffer\.b$"
+    ):
+        load(state, save(saved))
+    assert load(state, save(saved), strict=False).missing == ("optim.momentum_buffer.b",)
+    assert sgd.state[row]["momentum_buffer"].tolist() == [10, 10, 10, 0, 0]
+
+
+def test_that_a_parameter_was_frozen_is_no_state() -> None:
+    saved = plain(1, 2)
+    saved["model"].b.requires_grad = False  # after it was trained
+    state, parameters = rows()
+    load(state, save(saved))
+    assert [[*state["optim"].optimizer.state[each]] for each in parameters.values()] == [
+        ["momentum_buffer"]
+    ] * 2
+    assert momenta(state, parameters) == [[10, 10, 10], [20, 20]]
+
+
+def test_memory_that_two_states_share_or_that_has_another_shape_is_not_used() -> None:
+    shared = torch.zeros(3)
+    for b in (shared, torch.zeros(1)):
+        state, parameters = rows(a=shared, b=b)
+        load(state, save(plain(1, 2)))
+        assert momenta(state, parameters) == [[10, 10, 10], [20, 20]]
+    both = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+    shapes = {"a": (3,), "b": (3,)}
+    sgd = torch.optim.SGD(both, lr=0.1, momentum=0.5)
+    for each in both:
+        sgd.state[each]["momentum_buffer"] = shared
+    source = Net(shapes, 1, 2)
+    own = torch.optim.SGD(source.parameters(), lr=0.1, momentum=0.5)
+    for each in source.parameters():
+        own.state[each]["momentum_buffer"] = each.detach() * 10
+    flats = [Flat(each, {name: (3,)}) for name, each in zip(shapes, both, strict=True)]
+    target = {"model": Net(shapes, 0, 0), "optim": FlatOptimizer(sgd, flats)}
+    load(target, save({"model": source, "optim": own}))
+    assert [sgd.state[each]["momentum_buffer"][0].item() for each in both] == [10, 20]
+
+
+def test_a_state_that_is_made_has_the_stored_dtype() -> None:
+    saved = plain(1, 2)
+    for state in saved["optim"].state.values():
+        state["momentum_buffer"] = state["momentum_buffer"].double()
+    state, parameters = rows()
+    load(state, save(saved))
+    states = state["optim"].optimizer.state
+    assert {states[p]["momentum_buffer"].dtype for p in parameters.values()} == {torch.float64}
+
+
+def test_the_step_of_a_row_of_0d_tensors_is_one_value() -> None:
+    net = Net({"d": ()}, 3)
+    adam = torch.optim.Adam(net.parameters())
+    moments = {key: torch.tensor(0.5) for key in ("exp_avg", "exp_avg_sq")}
+    adam.state[net.d] = {"step": torch.tensor(7.0), **moments}
+    row = nn.Parameter(torch.zeros(1))
+    fresh = torch.optim.Adam([row])
+    flat = Flat(row, {"d": ()})
+    load(
+        {"model": Net({"d": ()}, 0), "optim": FlatOptimizer(fresh, [flat])},
+        save({"model": net, "optim": adam}),
+    )
+    assert fresh.state[row]["step"].shape == ()
+    assert fresh.state[row]["step"].item() == 7
+    assert [fresh.state[row][key].tolist() for key in moments] == [[0.5], [0.5]]
+    assert row.tolist() == [3]
+
+
+def test_flats_of_a_parameter_come_in_any_order() -> None:
+    net = Net(SHAPES, 1, 2)
+    row = nn.Parameter(torch.tensor([5.0, 5, 5, 6, 6]).double())
+    flats = [Flat(row.detach()[3:], {"b": (2,)}), Flat(row.detach()[:3], {"a": (3,)})]
+    optimizer = FlatOptimizer(torch.optim.SGD([row], lr=0.1), flats)
+    saved = save({"model": net, "optim": optimizer})
+    assert saved.arrays["optim/master/a"].tolist() == [5, 5, 5]
+    assert saved.arrays["optim/master/b"].tolist() == [6, 6]
+
+
+def test_a_flat_before_the_parameter_lies_in_none() -> None:
+    memory = torch.zeros(5)
+    parameter = nn.Parameter(memory[3:])
+    flats = [Flat(memory[:3], {"a": (3,)}), Flat(parameter, {"b": (2,)})]
+    optimizer = FlatOptimizer(torch.optim.SGD([parameter], lr=0.1), flats)
+    with pytest.raises(StateError, match="with a lies in no parameter of the optimizer"):
+        save({"model": Net(SHAPES, 1, 2), "optim": optimizer})
+
+
+def test_tensors_of_one_name_in_two_modules_are_told_by_the_modules() -> None:
+    shapes = {"a": (3,)}
+    row = nn.Parameter(torch.tensor([1.0, 1, 1, 2, 2, 2]))
+    flats = [Flat(row.detach()[at : at + 3], shapes, of=of) for at, of in ((0, "one"), (3, "two"))]
+    optimizer = FlatOptimizer(torch.optim.SGD([row], lr=0.1, momentum=0.5), flats)
+    optimizer.optimizer.state[row]["momentum_buffer"] = row.detach() * 10
+    saved = save({"one": Net(shapes, 1), "two": Net(shapes, 2), "optim": optimizer})
+    found = {path: array[0].item() for path, array in saved.arrays.items() if "optim" in path}
+    assert found == {"optim/momentum_buffer/one.a": 10, "optim/momentum_buffer/two.a": 20}
+
+
+def test_rows_without_a_module_are_stored_as_masters_and_come_back() -> None:
+    row = nn.Parameter(torch.tensor([1.0, 1, 1, 2, 2]))
+    saved = save({"optim": FlatOptimizer(torch.optim.SGD([row], lr=0.1), [Flat(row, SHAPES)])})
+    assert {*saved.arrays} == {"optim/master/a", "optim/master/b"}
+    other = nn.Parameter(torch.zeros(5))
+    flat = Flat(other, SHAPES)
+    load({"optim": FlatOptimizer(torch.optim.SGD([other], lr=0.1), [flat])}, saved)
+    assert other.tolist() == [1, 1, 1, 2, 2]
+
+
+def test_a_state_of_a_row_may_not_be_called_as_masters_are() -> None:
+    state, parameters = rows(a=torch.zeros(3), b=torch.zeros(2))
+    state["optim"].optimizer.state[parameters["a"]]["master"] = torch.tensor(1.0)
+    with pytest.raises(StateError, match=r"the state 'master' of a parameter that is a row"):
+        save(state)
+
+
+def test_a_rule_that_scales_a_tensor_scales_its_master_and_not_its_momentum() -> None:
+    spec = Spec({"tp": 2}, {"model.a": scaled("tp")})
+
+    def described(rank: int) -> object:
+        row = nn.Parameter(torch.full((3,), 1.5).double())
+        sgd = torch.optim.SGD([row], lr=0.1, momentum=0.5)
+        sgd.state[row]["momentum_buffer"] = torch.full((3,), 7.0)
+        optimizer = FlatOptimizer(sgd, [Flat(row, {"a": (3,)}, ())])
+        state = {"model": Net({"a": (3,)}, 1), "optim": optimizer}
+        return describe(state, group_ranks={0: 0, 1: 1}, rank=rank, spec=spec)
+
+    saved = join([described(0), described(1)])
+    found = {path: array[0].item() for path, array in saved.arrays.items()}
+    assert found == {"model/a": 2, "optim/master/a": 3, "optim/momentum_buffer/a": 7}
+
+
+def with_own_master(dtype: torch.dtype) -> tuple[dict[str, object], torch.Tensor]:
+    """A plain job whose optimizer keeps masters itself, as some do."""
+    net = Net({"a": (3,)}, 0).to(dtype)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    master = torch.zeros(3)
+    sgd.state[net.a]["master"] = master
+    return {"model": net, "optim": sgd}, master
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_an_optimizer_that_keeps_masters_itself_gets_those_of_rows(dtype: torch.dtype) -> None:
+    row = nn.Parameter(torch.full((3,), 1.2987654))
+    optimizer = FlatOptimizer(torch.optim.SGD([row], lr=0.1), [Flat(row, {"a": (3,)})])
+    net = Net({"a": (3,)}, 5).bfloat16()
+    state, master = with_own_master(dtype)
+    load(state, save({"model": net, "optim": optimizer}), cast="model.a")
+    assert torch.equal(master, row)
+    # not from the master, of which the target has a copy to itself
+    assert state["model"].a.tolist() == [5, 5, 5]
+
+
+def test_what_a_module_was_saved_as_need_not_be_there() -> None:
+    saved = plain(1, 2)
+    other = {"other": saved["model"], "optim": saved["optim"]}
+    with pytest.raises(MismatchError, match=r"(?m)not in the checkpoint: model$"):
+        load(plain(0, 0), save(other))
+    nets = {"nets": [saved["model"]], "optim": saved["optim"]}
+    target = plain(0, 0)
+    more = {"nets": [nn.Linear(1, 1), target["model"]], "optim": target["optim"]}
+    with pytest.raises(MismatchError, match="nets: saved with 1 elements, the target has 2"):
+        load(more, save(nets))
