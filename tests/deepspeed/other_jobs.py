@@ -125,18 +125,23 @@ def round_trip_as_an_item(url: str) -> list[str]:
     client = {"seen": 0}
     load_checkpoint(engine, url, client_state=client)
     wrong += differences(expected, told_by(engine, kind))
-    steps = engine.global_steps
+    counters = f"step {engine.global_steps}, samples {engine.global_samples}"
     forget(engine)
-    return [*wrong, f"epoch {state['epoch']}, seen {client['seen']}, step {steps}"]
+    return [*wrong, f"epoch {state['epoch']}, seen {client['seen']}, {counters}"]
 
 
 def refusals(url: str) -> list[str]:
-    """What an engine with a specification, and one of fp16, are told."""
+    """What an engine with a specification, one of fp16, and one of a pipeline are told."""
     engine = engine_of(Kind(1))
     found = []
     rules = {"model.*": replicate("dp")}
     spec = ucpstore.Spec({"dp": dist.get_world_size()}, rules)
-    for change in (lambda: None, lambda: setattr(engine, "fp16_enabled", lambda: True)):
+    changes = (
+        lambda: None,
+        lambda: setattr(engine, "fp16_enabled", lambda: True),
+        lambda: setattr(engine, "__class__", type("PipelineEngine", (type(engine),), {})),
+    )
+    for change in changes:
         change()
         try:
             ucpstore.save(url, engine, step=1, spec=spec)

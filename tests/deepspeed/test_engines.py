@@ -41,6 +41,8 @@ def test_a_sample_of_the_pairs(zero_ranks: Ranks, tmp_path: Path) -> None:
         (Kind(2), Kind(1, round_robin=True)),
         (Kind(3, persistent=1000), Kind(1, fp32_gradients=True)),
         (Kind(1, fp32_gradients=True), Kind(3, persistent=1000)),
+        (Kind(0, fused=True), Kind(1)),
+        (Kind(3), Kind(0, fused=True)),
         (Kind(0, "fp32"), Kind(2, "fp32", round_robin=True)),
         (Kind(3, "fp32"), Kind(1, "fp32")),
         (Kind(1, "fp32"), Kind(3, "fp32", persistent=1000)),
@@ -67,7 +69,7 @@ def test_other_dtypes_keep_masters_and_moments(zero_ranks: Ranks, tmp_path: Path
         assert wrong == []
 
 
-@pytest.mark.parametrize("kind", [Kind(1), Kind(3), Kind(0)], ids=str)
+@pytest.mark.parametrize("kind", [Kind(1), Kind(3), Kind(0), Kind(2, warmup=True)], ids=str)
 def test_training_goes_on_bit_for_bit(zero_ranks: Ranks, tmp_path: Path, kind: Kind) -> None:
     url = str(tmp_path / "s")
     zero_ranks.run(2, save_run, url, kind)
@@ -92,7 +94,7 @@ def test_an_engine_as_an_item_and_by_the_names_of_deepspeed(
     zero_ranks: Ranks, tmp_path: Path
 ) -> None:
     found = zero_ranks.run(2, round_trip_as_an_item, str(tmp_path / "s"))
-    assert found == [["epoch 7, seen 11, step 2"]] * 2
+    assert found == [["epoch 7, seen 11, step 2, samples 4"]] * 2
 
 
 @pytest.mark.parametrize("kind", [Kind(2), Kind(3)], ids=str)
@@ -112,4 +114,5 @@ def test_what_has_no_form_is_refused(zero_ranks: Ranks, tmp_path: Path) -> None:
     for found in zero_ranks.run(2, refusals, str(url)):
         assert "does not go together with a specification; leave spec out" in found[0]
         assert "its optimizer is a DeepSpeedZeroOptimizer of fp16" in found[1]
+        assert "the names in a PipelineEngine are those of its stage" in found[2]
     assert not url.exists()

@@ -61,6 +61,10 @@ class Kind:
     persistent: int = 0
     """ZeRO-3 keeps parameters of fewer elements whole on all ranks."""
     fp32_gradients: bool = False
+    fused: bool = False
+    """The optimizer that DeepSpeed takes for its own fused Adam, which it has to compile."""
+    warmup: bool = False
+    """A scheduler that raises the learning rate with each step."""
 
 
 def quiet() -> contextlib.AbstractContextManager[object]:
@@ -109,10 +113,21 @@ def engine_of(kind: Kind, seed: int = 0, *, trained: bool = False) -> Any:
                 "overlap_comm": False,
             },
         }
+        if kind.warmup:
+            config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_num_steps": 50}}
         if kind.fp32_gradients:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+        if kind.fused:
+            engine.optimizer = _fused(engine, deep, flat)
     return engine
+
+
+def _fused(engine: Any, *groups: list[nn.Parameter]) -> Any:
+    from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+
+    adam = torch.optim.AdamW([{"params": group} for group in groups], lr=0.01)
+    return FP16_Optimizer(adam, deepspeed=engine, low_precision_dtype=torch.bfloat16)
 
 
 def train(engine: Any, steps: int, seed: int = 1) -> None:
@@ -139,6 +154,8 @@ def reported(engine: Any, kind: Kind) -> tuple[Values, dict[str, Values]]:
     masters: Values = {}
     states: dict[str, Values] = {key: {} for key in STATES}
     optimizer = engine.optimizer
+    if kind.fused:
+        return _by_rows(engine, "fp32_groups_flat", "fp16_groups", 1)
     if kind.stage == 0:
         pairs = zip(
             (p for g in _weights_of(engine) for p in g),
@@ -155,7 +172,9 @@ def reported(engine: Any, kind: Kind) -> tuple[Values, dict[str, Values]]:
                 states[key][names[weight]] = inner.state[master][key].clone()
         return masters, states
     if kind.round_robin:
-        return _by_rows(engine)
+        align = 16 if optimizer.parameter_alignment else 1
+        names = ("single_partition_of_fp32_groups", "round_robin_bit16_groups")
+        return _by_rows(engine, *names, align)
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     if hasattr(optimizer, "_hp_optimizer_states_linked"):
@@ -171,6 +190,14 @@ def reported(engine: Any, kind: Kind) -> tuple[Values, dict[str, Values]]:
     return masters, states
 
 
+def linked_states(engine: Any) -> Values:
+    """What DeepSpeed says of the first moments as they are linked now."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    trained = [(name, each) for name, each in named(engine) if each.requires_grad]
+    return {name: safe_get_full_optimizer_state(each, "exp_avg").clone() for name, each in trained}
+
+
 def _weights_of(engine: Any) -> list[list[nn.Parameter]]:
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp16_groups"):
@@ -178,12 +205,16 @@ def _weights_of(engine: Any) -> list[list[nn.Parameter]]:
     return [group["params"] for group in optimizer.param_groups]
 
 
-def _by_rows(engine: Any) -> tuple[Values, dict[str, Values]]:
+def _by_rows(
+    engine: Any, rows_name: str, groups_name: str, align_bytes: int
+) -> tuple[Values, dict[str, Values]]:
+    """From parts of rows, in each of which the tensors of a group begin at such multiples."""
     optimizer = engine.optimizer
     masters: Values = {}
     states: dict[str, Values] = {key: {} for key in STATES}
     names = {parameter: name for name, parameter in named(engine)}
-    for at, row in enumerate(optimizer.single_partition_of_fp32_groups):
+    groups = getattr(optimizer, groups_name)
+    for row, group in zip(getattr(optimizer, rows_name), groups, strict=True):
         rows = {"": row.detach(), **{k: optimizer.optimizer.state[row][k] for k in STATES}}
         for key, part in rows.items():
             parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
@@ -191,11 +222,10 @@ def _by_rows(engine: Any) -> tuple[Values, dict[str, Values]]:
             whole = torch.cat(parts)
             into = states[key] if key else masters
             start = 0
-            for parameter in optimizer.round_robin_bit16_groups[at]:
+            for parameter in group:
                 stop = start + parameter.numel()
                 into[names[parameter]] = whole[start:stop].view(parameter.shape).clone()
-                # bf16 parameters are 2 bytes, aligned to 16
-                step = 16 // parameter.element_size() if optimizer.parameter_alignment else 1
+                step = max(align_bytes // parameter.element_size(), 1)
                 start = -(-stop // step) * step
     return masters, states
 
@@ -244,8 +274,14 @@ def load_run(url: str, kind: Kind) -> tuple[Told, list[str]]:
         for counter in ("global_steps", "micro_steps")
         if getattr(engine, counter) != 3
     ]
+    linked = linked_states(engine) if kind.stage in (1, 2) and not kind.round_robin else {}
     told = told_by(engine, kind)
-    masters, _, weights = told
+    masters, states, weights = told
+    wrong += [
+        f"{name} is not linked"
+        for name, tensor in linked.items()
+        if not torch.equal(tensor, states["exp_avg"][name])
+    ]
     wrong += [
         f"{name} is not its master"
         for name, master in masters.items()
