@@ -155,7 +155,7 @@ def reported(engine: Any, kind: Kind) -> tuple[Values, dict[str, Values]]:
     states: dict[str, Values] = {key: {} for key in STATES}
     optimizer = engine.optimizer
     if kind.fused:
-        return _by_rows(engine, "fp32_groups_flat", "fp16_groups", 1)
+        return _by_rows(engine, "fp32_groups_flat", "fp16_groups", 1, cut=False)
     if kind.stage == 0:
         pairs = zip(
             (p for g in _weights_of(engine) for p in g),
@@ -206,9 +206,9 @@ def _weights_of(engine: Any) -> list[list[nn.Parameter]]:
 
 
 def _by_rows(
-    engine: Any, rows_name: str, groups_name: str, align_bytes: int
+    engine: Any, rows_name: str, groups_name: str, align_bytes: int, *, cut: bool = True
 ) -> tuple[Values, dict[str, Values]]:
-    """From parts of rows, in each of which the tensors of a group begin at such multiples."""
+    """From rows, or parts of them where `cut`, in which tensors begin at multiples of bytes."""
     optimizer = engine.optimizer
     masters: Values = {}
     states: dict[str, Values] = {key: {} for key in STATES}
@@ -219,6 +219,7 @@ def _by_rows(
         for key, part in rows.items():
             parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
             dist.all_gather(parts, part)
+            parts = parts if cut else [part]
             whole = torch.cat(parts)
             into = states[key] if key else masters
             start = 0
@@ -264,8 +265,9 @@ def save_run(url: str, kind: Kind, steps: int = 3) -> Told:
 def load_run(url: str, kind: Kind) -> tuple[Told, list[str]]:
     """Load into an engine that was made otherwise; what DeepSpeed then tells, and what is wrong."""
     engine = engine_of(kind, seed=5)
-    if kind.persistent:
-        train(engine, 1, seed=70)  # from then on they are kept whole
+    if kind.persistent or kind.stage == 2:
+        # From then on some are kept whole, and the states of the first group are linked.
+        train(engine, 1, seed=70)
     # what is frozen has no master, and narrower engines have to say that they want it
     ucpstore.load(url, engine, cast="model.frozen.weight")
     kept = {n: p.detach().clone() for n, p in named(engine) if getattr(p, "ds_persist", False)}
