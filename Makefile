@@ -22,7 +22,7 @@ help:
 	@echo "make lint    ruff, mypy, the import contracts"
 	@echo "make pytest  the tests alone (ARGS='tests/plan -k grid')"
 	@echo "make matrix  save under every arrangement, load under every one: all 64 cells,"
-	@echo "             a GPT cut by hand, 21 pairs, and DeepSpeed's engines, 256 (12 minutes)"
+	@echo "             a GPT cut by hand, 28 pairs, and DeepSpeed's engines, 256 (12 minutes)"
 	@echo "make benchmarks  measure against DCP, a bare loop and DeepSpeed (35 minutes)"
 	@echo "make format  let ruff rewrite the files"
 	@echo "make clean   remove $(VENV), build/ and the caches"

@@ -25,7 +25,7 @@ from ucpstore.format.documents import COMMITS, ROOT, STEPS, TAGS, WORK, Json
 from ucpstore.format.record import CommitRecord, DocumentEntry
 from ucpstore.format.step import StepDocument, parse_item, parse_step
 from ucpstore.geometry import Grid
-from ucpstore.storage import Storage
+from ucpstore.storage import Storage, read_into
 
 FIXED_DOCUMENTS: Mapping[str, bytes] = {
     layout.ROOT_KEY: ROOT,
@@ -236,7 +236,7 @@ def read_bytes(storage: Storage, ref: StepRef, path: str, metadata: ArrayMetadat
         key = f"{ref.path}/{path}/{grid.key(index)}"
         raw = bytearray(grid.object_bytes(index, 1) - grid.index_bytes)
         try:
-            storage.read_into(key, 0, memoryview(raw))
+            read_into(storage, key, 0, memoryview(raw))
         except FileNotFoundError:
             raise missing(storage, ref, key) from None
         for number, start in enumerate(range(0, len(raw), slot)):
@@ -255,7 +255,7 @@ def read_tail(storage: Storage, key: str, grid: Grid, size: int) -> bytes:
             f"{ADVICE}"
         )
     tail = bytearray(grid.index_bytes)
-    storage.read_into(key, size - len(tail), memoryview(tail))
+    read_into(storage, key, size - len(tail), memoryview(tail))
     return bytes(tail)
 
 

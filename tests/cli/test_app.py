@@ -396,11 +396,11 @@ def test_a_reader_that_stops_reading(made: Path) -> None:
 def test_interrupted_while_it_reads(made: Path) -> None:
     code = (
         "import os, time\n"
-        "from ucpstore.storage.local import LocalStorage\n"
-        "def slow(self, *_):\n"
+        "from ucpstore.storage import local\n"
+        "def slow(*_):\n"
         "    os.write(1, b'reading\\n')\n"
         "    time.sleep(1)\n"
-        "LocalStorage.read_into = slow\n"
+        "local._fill = slow\n"
         "from ucpstore.cli import main\n"
         "main()\n"
     )

@@ -67,7 +67,7 @@ def test_the_storage_says_how_much_is_read_at_once(
 ) -> None:
     values = torch.arange(1024.0 * 1024).reshape(1024, 1024)
     ucpstore.save(tmp_path, {"w": values}, step=1)
-    monkeypatch.setattr(FaultyStorage, "request_bytes", most)
+    monkeypatch.setattr(FaultyStorage, "read_bytes", most)
     target = {"w": torch.zeros(1024, 1024)}
     _, _, storage = followed(tmp_path, target)
     assert torch.equal(target["w"], values)

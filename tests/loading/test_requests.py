@@ -8,12 +8,10 @@ from ucpstore.arrays.metadata import ArrayMetadata
 from ucpstore.arrays.packed import Extent
 from ucpstore.describe import Read, View
 from ucpstore.geometry import Box, Grid, Piece
-from ucpstore.loading.requests import Requests, joined
-from ucpstore.options import MIB
+from ucpstore.loading.requests import REQUEST_BYTES, Requests, joined
 from ucpstore.plan import ChunkRead
 
 # 2 x 2 objects of 2 x 2 chunks of 2 x 4 elements; slots of 2 * 4 * 4 + 4 = 36 bytes
-MOST = 8 * MIB
 GRID = Grid((8, 16), (2, 4), (4, 8), True)
 
 
@@ -25,7 +23,7 @@ def requests(*boxes: Box, grid: Grid = GRID) -> list[tuple[str, int, int, list[i
     """Object, start and bytes of the range, and numbers of its chunks."""
     pieces = tuple(Piece(box, Box.whole(box.shape)) for box in boxes)
     array = ArrayMetadata(grid, "float32", ("a", "b"))
-    found = Requests(MOST).of(read(pieces), array)
+    found = Requests().of(read(pieces), array)
     ranges = [(each.object.name, each.object.range) for each in found]
     return [(name, r.start, r.bytes, [p.number for p in r.parts]) for name, r in ranges if r]
 
@@ -39,10 +37,10 @@ def test_chunks_that_are_not_needed_part_ranges() -> None:
 
 
 def test_a_range_ends_at_the_largest_request() -> None:
-    chunk = (1, MOST // 4 // 2 - 1)  # with its checksum just half of a request
+    chunk = (1, REQUEST_BYTES // 4 // 2 - 1)  # with its checksum just half of a request
     grid = Grid((5, chunk[1]), chunk, (5, chunk[1]), True)
     found = requests(Box.whole(grid.shape), grid=grid)
-    half = MOST // 2
+    half = REQUEST_BYTES // 2
     assert found == [
         ("c.0.0", 0, 2 * half, [0, 1]),
         ("c.0.0", 2 * half, 2 * half, [2, 3]),
@@ -52,7 +50,7 @@ def test_a_range_ends_at_the_largest_request() -> None:
 
 def test_copies_select_what_a_chunk_and_a_piece_have_in_common() -> None:
     piece = Piece(Box((1, 3), (2, 2)), Box((5, 7), (2, 2)))
-    (found,) = Requests(MOST).of(read((piece,)), ArrayMetadata(GRID, "float32", ("a", "b")))
+    (found,) = Requests().of(read((piece,)), ArrayMetadata(GRID, "float32", ("a", "b")))
     assert found.object.range is not None
     s = slice
     assert [part.copies for part in found.object.range.parts] == [
@@ -64,7 +62,7 @@ def test_copies_select_what_a_chunk_and_a_piece_have_in_common() -> None:
 
 
 def test_arrays_that_are_cut_alike_share_their_plan_but_not_their_targets() -> None:
-    planned = Requests(MOST)
+    planned = Requests()
     piece = Piece(Box((0, 0), (4, 8)), Box.whole((4, 8)))
     array = ArrayMetadata(GRID, "float32", ("a", "b"))
     first, second = (planned.of(read((piece,), f"m/{name}"), array)[0] for name in "vw")
@@ -79,9 +77,9 @@ def test_arrays_that_are_cut_alike_share_their_plan_but_not_their_targets() -> N
 def test_stored_chunks_are_joined_by_where_they_lie() -> None:
     chunks = [ChunkRead(number, Box((0,), (1,)), ()) for number in range(3)]
     extents = [Extent(50, 10), Extent(0, 20), Extent(20, 30)]
-    found = [(r.start, r.bytes, [p.number for p in r.parts]) for r in joined(chunks, extents, MOST)]
+    found = [(r.start, r.bytes, [p.number for p in r.parts]) for r in joined(chunks, extents)]
     assert found == [(0, 60, [1, 2, 0])]
-    apart = [(r.start, [p.number for p in r.parts]) for r in joined(chunks[:2], extents, MOST)]
+    apart = [(r.start, [p.number for p in r.parts]) for r in joined(chunks[:2], extents)]
     assert apart == [(0, [1]), (50, [0])]
 
 
@@ -90,7 +88,7 @@ def test_a_chunk_that_several_views_need_is_read_once() -> None:
     rest = Piece(Box((1, 0), (3, 8)), Box.whole((3, 8)))
     views = (View(torch.empty(0), (row,)), View(torch.empty(0), (rest,)))
     array = ArrayMetadata(GRID, "float32", ("a", "b"))
-    (found,) = Requests(MOST).of(Read("m/w", views, "float32"), array)
+    (found,) = Requests().of(Read("m/w", views, "float32"), array)
     assert found.object.range is not None
     parts = found.object.range.parts
     assert [part.number for part in parts] == [0, 1, 2, 3]

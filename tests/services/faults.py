@@ -6,10 +6,11 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ucpstore.errors import OutcomeUnknownError, StorageError
-from ucpstore.storage.base import Buffer, Entry, Storage, byte_view
+from ucpstore.storage.base import Buffer, Entry, Fill, Storage, byte_view, read_into
 
 WRITES = frozenset({"put", "put_if_absent", "delete", "delete_tree", "copy", "sync"})
 
@@ -114,8 +115,8 @@ class FaultyStorage:
         return self.inner.one_process
 
     @property
-    def request_bytes(self) -> int:
-        return self.inner.request_bytes
+    def read_bytes(self) -> int:
+        return self.inner.read_bytes
 
     @property
     def case_insensitive(self) -> bool:
@@ -142,9 +143,13 @@ class FaultyStorage:
         self.log[place] = Operation("get", key, len(data))  # the size is known only now
         return data
 
-    def read_into(self, key: str, start: int, out: memoryview) -> None:
-        self._begin("read_into", key, out.nbytes)
-        self.inner.read_into(key, start, out)
+    @contextmanager
+    def reading(self, key: str) -> Iterator[Fill]:
+        def fill(start: int, out: memoryview) -> None:
+            self._begin("read_into", key, out.nbytes)
+            read_into(self.inner, key, start, out)
+
+        yield fill
 
     def size(self, key: str) -> int:
         self._begin("size", key)

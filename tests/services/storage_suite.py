@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ucpstore.errors import CorruptError
-from ucpstore.storage import Storage
+from ucpstore.storage import Storage, read_into
 
 AWKWARD = (
     "with space",
@@ -33,7 +33,7 @@ AWKWARD = (
 
 def read(storage: Storage, key: str, start: int, count: int) -> bytes:
     out = bytearray(count)
-    storage.read_into(key, start, memoryview(out))
+    read_into(storage, key, start, memoryview(out))
     return bytes(out)
 
 
@@ -92,7 +92,7 @@ class StorageSuite:
         assert storage.size("large") == self.large_bytes
         assert read(storage, "large", self.large_bytes - 7, 7) == data[-7:].tobytes()
         out = np.empty_like(data)
-        storage.read_into("large", 0, memoryview(out))
+        read_into(storage, "large", 0, memoryview(out))
         assert np.array_equal(out, data)
 
     def test_read_into_reads_a_range(self, storage: Storage) -> None:
@@ -100,7 +100,7 @@ class StorageSuite:
         assert read(storage, "k", 0, 3) == b"012"
         assert read(storage, "k", 7, 3) == b"789"
         out = np.zeros((2, 2), np.uint8)
-        storage.read_into("k", 4, memoryview(out))
+        read_into(storage, "k", 4, memoryview(out))
         assert out.tobytes() == b"4567"
 
     @pytest.mark.parametrize(("start", "found"), [(8, 2), (10, 0), (500, 0)])

@@ -5,6 +5,7 @@ from services.faults import FaultyStorage, Operation
 from services.storage_suite import StorageSuite
 
 from ucpstore.errors import OutcomeUnknownError, StorageError
+from ucpstore.storage import read_into
 from ucpstore.storage.memory import MemoryStorage
 
 
@@ -25,7 +26,7 @@ def test_it_records_operations_and_bytes(storage: FaultyStorage) -> None:
     storage.put("a/1", b"123")
     storage.put("b/1", b"12")
     assert storage.get("a/1") == b"123"
-    storage.read_into("a/1", 1, memoryview(bytearray(2)))
+    read_into(storage, "a/1", 1, memoryview(bytearray(2)))
     storage.delete(["a/1", "b/1"])
     assert storage.log == [
         Operation("put", "a/1", 3),

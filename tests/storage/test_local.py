@@ -13,6 +13,7 @@ import pytest
 from services.storage_suite import StorageSuite, keys, with_threads
 
 from ucpstore.errors import OutcomeUnknownError, StorageError
+from ucpstore.storage import read_into
 from ucpstore.storage.local import LocalStorage
 
 
@@ -90,7 +91,7 @@ def test_a_read_reads_on_where_the_system_stopped(
         os, "preadv", lambda descriptor, views, start: real(descriptor, [views[0][:3]], start)
     )
     out = bytearray(8)
-    storage.read_into("k", 1, memoryview(out))
+    read_into(storage, "k", 1, memoryview(out))
     assert out == b"12345678"
 
 

@@ -105,7 +105,9 @@ def show(
     step: Step = None,
     match: Annotated[
         str | None,
-        typer.Option(metavar="GLOB", help="Only names that match, as 'model/layers.0.*'."),
+        typer.Option(
+            metavar="GLOB", help="Only names that match, as 'model/layers.0.*' or 'optim.exp_avg'."
+        ),
     ] = None,
     path: Annotated[
         bool, typer.Option("--path", help="Print only where the step's plain Zarr group is.")

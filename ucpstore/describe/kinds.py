@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from ucpstore.tree.decode import decode
-from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, tag_of
+from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, short, tag_of
+
+DICTS = ("dict", "ordered_dict")
+"""Tags of dicts that a dict or a module of the target is filled from."""
 
 _ARRAYS = ("array", "link")
 _NAMED = {
@@ -61,3 +64,13 @@ def saved_scalar(node: Node) -> torch.Tensor:
     value = decode(node)
     assert isinstance(value, torch.Tensor)
     return value
+
+
+def told(node: Node) -> str:
+    """A value that lies in the tree, for messages."""
+    return str(saved_scalar(node).item()) if is_scalar(node) else short(node)
+
+
+def children(node: Node) -> dict[object, Node]:
+    """The nodes in that of a dict, by their keys."""
+    return {decode(key): child for key, child in pairs_of(node)}

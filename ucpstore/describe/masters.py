@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ucpstore.describe.kinds import array_path
+from ucpstore.describe.kinds import array_path, children
 from ucpstore.describe.naming import Named
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.tensors import dtype_name
-from ucpstore.tree.decode import decode
 from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, tag_of
 
 
@@ -50,7 +49,7 @@ def saved_entries(module: Named, tree: Node) -> Mapping[str, Node]:
             items = items_of(node)
             node = items[key] if isinstance(key, int) and key < len(items) else None
         else:
-            node = {decode(name): child for name, child in pairs_of(node)}.get(key)
+            node = children(node).get(key)
     if tag_of(node) not in MAPPINGS:
         return {}
     return {str(name): child for name, child in pairs_of(node)}

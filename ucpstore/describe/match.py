@@ -7,10 +7,8 @@ in place by `Target.finish`, in this order.
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,32 +19,36 @@ from torch import nn
 from ucpstore.describe.build import ABSENT, build, document
 from ucpstore.describe.deepspeed import Counters, expand
 from ucpstore.describe.flat import hold_flat
-from ucpstore.describe.kinds import array_path, only_values, what
-from ucpstore.describe.masters import Masters
+from ucpstore.describe.kinds import DICTS, array_path, children, only_values, what
 from ucpstore.describe.modules import Entry, entries, is_engine
-from ucpstore.describe.naming import Named, keys_of, modules_of
+from ucpstore.describe.naming import keys_of, modules_of
 from ucpstore.describe.objects import Stateful, is_stateful
 from ucpstore.describe.optimizer_target import OptimizerTarget
-from ucpstore.describe.owned import RowOptimizer, holding_of, is_optimizer
+from ucpstore.describe.owned import RowOptimizer, is_optimizer
 from ucpstore.describe.perrank import as_per_rank, restore
-from ucpstore.describe.place import ROOT, Owner, Place, is_plain
+from ucpstore.describe.place import ROOT, Owner, Place
+from ucpstore.describe.prepared import PreparedOptimizers
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
 from ucpstore.describe.stacks import hold_stack
-from ucpstore.describe.target import ArrayInfo, Cast, Differences, Target, prefix_hint
-from ucpstore.errors import MismatchError, StateError, UnsupportedError
+from ucpstore.describe.target import (
+    ArrayInfo,
+    Cast,
+    Differences,
+    Target,
+    prefix_hint,
+    warn_unmatched,
+)
+from ucpstore.errors import MismatchError, StateError
 from ucpstore.flat import Flat, FlatOptimizer
 from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.decode import decode
-from ucpstore.tree.nodes import Node, items_of, pairs_of, tag_of
-from ucpstore.tree.optimizer import OptimizerNode, to_node
+from ucpstore.tree.nodes import Node, items_of, tag_of
 
 Put = Callable[[object], None]
 """Puts another value into the slot that a value of the target came from."""
-
-_DICTS = ("dict", "ordered_dict")
 
 _FILLED = (
     torch.Tensor,
@@ -85,15 +87,17 @@ def match(
     ranks = Ranks.here(group_ranks, rank, spec)
     patterns = (cast,) if isinstance(cast, str) else tuple(cast or ())
     differences = Differences()
-    walk = _LoadWalk(Reads(ranks, arrays, patterns, differences), modules_of(state, ranks), tree)
+    reads = Reads(ranks, arrays, patterns, differences)
+    prepared = PreparedOptimizers(modules_of(state, ranks), reads, tree)
+    walk = _LoadWalk(reads, prepared, tree)
     items, skipped = walk.items(state)
     check_schedulers(walk.optimizers, walk.objects, differences)
-    walk.reads.refuse_overlaps()
+    reads.refuse_overlaps()
     differences.refuse(strict=strict, alone=ranks.count == 1)
     if walk.unmatched:
-        _warn_unmatched(walk.unmatched, items, skipped)
+        warn_unmatched(walk.unmatched, items, skipped)
     return Target(
-        tuple(walk.reads.found),
+        tuple(reads.found),
         items,
         skipped,
         (*differences.missing, *differences.kept),
@@ -107,10 +111,8 @@ class _LoadWalk:
     """One walk over a target and, beside it, the stored tree."""
 
     reads: Reads
-    modules: tuple[Named, ...]
+    prepared: PreparedOptimizers
     tree: Node
-    masters: Masters = field(default_factory=Masters)
-    prepared: dict[str, OptimizerTarget] = field(default_factory=dict)
     optimizers: list[OptimizerTarget] = field(default_factory=list)
     objects: list[tuple[Place, Stateful, Node]] = field(default_factory=list)
     restores: list[tuple[Place, Callable[[], None]]] = field(default_factory=list)
@@ -124,10 +126,8 @@ class _LoadWalk:
 
     def items(self, state: dict[object, object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Walk the items that the target names; (names loaded, names left out)."""
-        saved = _children(self.tree)
-        for key, value in state.items():
-            if key in saved:
-                self._prepare(value, saved[key], ROOT.child(key, state))
+        saved = children(self.tree)
+        self.prepared.find(state)
         for key, value in state.items():
             place = ROOT.child(key, state)
             if key in saved:
@@ -138,7 +138,7 @@ class _LoadWalk:
                     self.unmatched[place.shown] = missing
             elif not isinstance(value, Counters):
                 self.differences.missing.append(place.shown)
-                self._absent(value, place)
+                self.differences.attempt(self.prepared.absent, value, place)
         if self.differences.missing and not saved.keys() >= state.keys():
             there = ", ".join(map(str, saved)) or "of an empty state"
             self.differences.hints.append(
@@ -155,36 +155,6 @@ class _LoadWalk:
         """How much there is to load so far."""
         reads = self.reads
         return sum((len(reads.found), len(reads.values), len(self.restores), len(self.optimizers)))
-
-    def _prepare(self, value: object, node: Node, place: Place) -> None:
-        """Look at optimizers before modules are walked: masters are what parameters are read from.
-
-        What is wrong with one is told when it is walked.
-        """
-        if is_engine(value):
-            value = expand(value, place.shown)
-        if isinstance(value, dict):
-            inner = [key for key, item in value.items() if _may_hold(item)]
-            saved = _children(node) if inner and tag_of(node) in _DICTS else {}
-            for key in inner:
-                if key in saved:
-                    self._prepare(value[key], saved[key], place.child(key, value))
-        elif type(value) in (list, tuple):
-            assert isinstance(value, (list, tuple))
-            items = items_of(node) if isinstance(node, list) or tag_of(node) == "tuple" else ()
-            for at, (item, part) in enumerate(zip(value, items, strict=False)):
-                if _may_hold(item):
-                    self._prepare(item, part, place.child(at, ()))
-        elif tag_of(node) == "optimizer":
-            with contextlib.suppress(StateError, UnsupportedError):
-                if is_optimizer(value, place.shown):
-                    self.prepared[place.path] = self._prepared(value, node, place)
-
-    def _prepared(self, value: object, node: Node, place: Place) -> OptimizerTarget:
-        holding = holding_of(value, self.modules, self.reads.ranks, place.shown)
-        target = OptimizerTarget(holding, node, place, self.reads, self.tree)
-        target.prepare(self.masters)
-        return target
 
     def finish(self) -> None:
         """Put everything in place that is not a tensor of the target; after all reads, once."""
@@ -249,12 +219,12 @@ class _LoadWalk:
             self.reads.values.append(lambda: put(decode(node)))
 
     def _dict(self, value: dict[Any, object], node: Node, place: Place) -> None:
-        if tag_of(node) not in _DICTS:
+        if tag_of(node) not in DICTS:
             advice = "; pass the optimizer, not its state_dict()" * (tag_of(node) == "optimizer")
             raise MismatchError(
                 f"{place.shown}: the target is a dict, but {what(node)} was saved{advice}"
             )
-        saved = _children(node)
+        saved = children(node)
         wanted = [key for key in value if key in saved or not isinstance(value[key], Counters)]
         self._names(dict.fromkeys(wanted), saved, place)
         for key, item in value.items():
@@ -262,7 +232,7 @@ class _LoadWalk:
             if key in saved:
                 self._walk(item, saved[key], inside, _slot(value, key))
             else:
-                self._absent(item, inside)
+                self.prepared.absent(item, inside)
         if not value and "state" in place.shown and any(type(key) is int for key in saved):
             self.differences.hints.append(
                 f"{place.shown}: the state_dict() of an optimizer that has not stepped yet has no "
@@ -270,7 +240,7 @@ class _LoadWalk:
             )
 
     def _flat(self, flat: Flat, node: Node, place: Place) -> None:
-        if flat.is_row and tag_of(node) not in _DICTS:
+        if flat.is_row and tag_of(node) not in DICTS:
             raise MismatchError(
                 f"{place.shown}: the target is a Flat, which is loaded from a dict of tensors, but "
                 f"{what(node)} was saved"
@@ -280,7 +250,7 @@ class _LoadWalk:
         if not flat.is_row:
             self.reads.part(found[""], node, place)
             return
-        saved = _children(node)
+        saved = children(node)
         self._names(dict.fromkeys(found), saved, place)
         for key, held in found.items():
             if key in saved:
@@ -307,11 +277,11 @@ class _LoadWalk:
             self.rebuilds.append(lambda: put(tuple(items)))
 
     def _module(self, module: nn.Module, node: Node, place: Place) -> None:
-        if tag_of(node) not in _DICTS:
+        if tag_of(node) not in DICTS:
             raise MismatchError(
                 f"{place.shown}: the target is a module, but {what(node)} was saved"
             )
-        saved = _children(node)
+        saved = children(node)
         found = keys_of(entries(module, place.shown), place, self.reads.ranks)
         saved |= self._ties(found, saved, place)
         self._names(dict.fromkeys(found), saved, place)
@@ -330,16 +300,17 @@ class _LoadWalk:
             self.differences.attempt(self._stacked, entry, node, inside, module)
             return
         own = Owner(tensor, inside.name, module.full(entry.name), is_state=False)
-        node = self.masters.source(tensor, node, self.reads, inside.shown)
-        self.reads.tensor(tensor, node, inside, own, derived=tensor in self.masters.derived)
+        masters = self.prepared.masters
+        node = masters.source(tensor, node, self.reads, inside.shown)
+        self.reads.tensor(tensor, node, inside, own, derived=tensor in masters.derived)
 
     def _stacked(self, stack: Entry, node: Node, inside: Place, module: Place) -> None:
         tensors = [entry.tensor for entry in stack.layers if entry.tensor is not None]
         names = [module.full(entry.name) for entry in stack.layers]
         held = hold_stack(tensors, names, self.reads.ranks, inside.shown)
-        node = self.masters.source(tensors[0], node, self.reads, inside.shown)
-        derived = tensors[0] in self.masters.derived
-        self.reads.stack(held, tensors, node, inside, derived=derived)
+        masters = self.prepared.masters
+        node = masters.source(tensors[0], node, self.reads, inside.shown)
+        self.reads.stack(held, tensors, node, inside, derived=tensors[0] in masters.derived)
 
     def _extra(self, entry: Entry, saved: Node, place: Place) -> None:
         assert entry.extra_of is not None
@@ -353,15 +324,9 @@ class _LoadWalk:
                 f"{place.shown}: the target is an optimizer, but {what(node)} was saved; an "
                 "optimizer's state_dict() can be loaded into a dict of the same form only"
             )
-        target = self.prepared.get(place.path) or self._prepared(value, node, place)
+        target = self.prepared.target(value, node, place)
         target.match()
         self.optimizers.append(target)
-
-    def _absent(self, value: object, place: Place) -> None:
-        """What a load that is not strict does for a value that was not saved: masters follow."""
-        if isinstance(value, (FlatOptimizer, RowOptimizer)):
-            nothing = to_node(OptimizerNode(place.path, (), {}))
-            self._prepared(value, nothing, place).match_masters()
 
     def _object(self, value: Stateful, node: Node, place: Place) -> None:
         thunk = build(self.reads, node, place, value.state_dict())
@@ -419,35 +384,6 @@ class _LoadWalk:
         )
         if hint:
             self.differences.hints.append(hint)
-
-
-def _warn_unmatched(
-    unmatched: Mapping[str, Sequence[str]], items: Collection[str], skipped: Collection[str]
-) -> None:
-    """Say, where a load is not strict, that it has nothing to load where something is meant."""
-    for item, missing in unmatched.items():
-        if missing:
-            text = f"none of its {len(missing)} names is in the checkpoint, such as {missing[0]}"
-        else:
-            text = f"the checkpoint has the items {', '.join((*items, *skipped)) or 'of nothing'}"
-        warnings.warn(
-            f"{item}: strict=False, and nothing of it is loaded: {text}; is this the right "
-            "checkpoint, and do its names have another prefix?",
-            stacklevel=3,
-        )
-
-
-def _children(node: Node) -> dict[object, Node]:
-    return {decode(key): child for key, child in pairs_of(node)}
-
-
-def _may_hold(value: object) -> bool:
-    """Whether a value may be an optimizer or hold one."""
-    if is_engine(value):
-        return True
-    if isinstance(value, (torch.Tensor, np.ndarray, nn.Module)):
-        return False
-    return not is_plain(value)
 
 
 def _slot(container: object, key: object) -> Put:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,10 +17,11 @@ from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
 from ucpstore.describe.build import ABSENT, Thunk, build
+from ucpstore.describe.group_target import GroupsTarget, steps_on_device
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.masters import Masters, saved_entries, ties
 from ucpstore.describe.naming import Name, Named
-from ucpstore.describe.optimizers import FROZEN, IDENTITY, MASTER, is_copy
+from ucpstore.describe.optimizers import FROZEN, MASTER, is_copy
 from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads import Reads
@@ -28,7 +29,7 @@ from ucpstore.describe.row_target import Member, RowTarget
 from ucpstore.describe.stacks import hold_stack
 from ucpstore.describe.tensors import dtype_name
 from ucpstore.errors import MismatchError, StateError
-from ucpstore.tree.nodes import Node, same
+from ucpstore.tree.nodes import Node
 from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
 
 
@@ -39,10 +40,6 @@ class _Place:
     owner: Owner
     steps_on_device: bool
     step_moves: bool
-
-
-_SCHEDULED = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
-"""Values that torch's schedulers add to the groups of any optimizer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +57,7 @@ class OptimizerTarget:
     _names: dict[Owned, str] = field(default_factory=dict)
     _entries: dict[Named, Mapping[str, Node]] = field(default_factory=dict)
     _states: dict[torch.Tensor, dict[str, Thunk]] = field(default_factory=dict)
-    _groups: list[dict[str, Thunk]] = field(default_factory=list)
+    _groups: GroupsTarget = field(init=False)
     _extra: dict[str, Thunk] = field(default_factory=dict)
     _narrow: dict[str, list[str]] = field(default_factory=dict)
     _saved: OptimizerNode | None = None
@@ -106,22 +103,24 @@ class OptimizerTarget:
         """Check everything; nothing of the optimizer changes."""
         group_of = self._group_of()
         self._match_names(group_of)
+        self._groups = GroupsTarget(self.optimizer, self.saved.groups, self.place, self.reads)
         for index, group in enumerate(self.optimizer.param_groups):
             members = [self._names[owned] for owned in self.holding.groups[index]]
-            values = self._match_group(index, members, group_of)
-            before, after = _steps_on_device(group), _steps_on_device({**group, **values})
+            values = self._groups.match(index, members, group_of)
+            before, after = steps_on_device(group), steps_on_device({**group, **values})
+            steps = (after, before != after)
             for parameter, held in self.holding.by_parameter(index).items():
                 known = {owned for owned in held if self._names[owned] in group_of}
                 if held[0].hold is not None:
-                    row = self._row(parameter, held, known, (after, before != after))
+                    row = self._row(parameter, held, known, steps)
                     if known:
                         self._states[parameter] = row.match()
                     else:
                         row.match_masters()
                 elif known and held[0].layers:
-                    self._match_stack(held[0], (after, before != after))
+                    self._match_stack(held[0], steps)
                 elif known:
-                    self._match_states(held[0], after, before != after)
+                    self._match_states(held[0], steps)
         for key, node in self.saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
@@ -158,9 +157,7 @@ class OptimizerTarget:
                 state.update(kept)
             else:
                 self.optimizer.state.pop(parameter, None)
-        for group, values_of in zip(self.optimizer.param_groups, self._groups, strict=True):
-            for key, thunk in values_of.items():
-                group[key] = _hyper_parameter(group.get(key), thunk())
+        self._groups.finish()
         for key, thunk in self._extra.items():
             self.optimizer.state[key] = thunk()  # type: ignore[index]
         if self.holding.loaded is not None:
@@ -192,65 +189,6 @@ class OptimizerTarget:
             for name in saved
             if name not in known and self.saved.states.get(name, {}) != {FROZEN: False}
         ]
-
-    def _match_group(
-        self, index: int, members: Sequence[str], saved: Mapping[str, Group]
-    ) -> Mapping[str, Node]:
-        """The hyper-parameters for a group: those of its parameters, which must agree."""
-        found = [saved[name] for name in members if name in saved]
-        if not members:
-            # the values of a group without parameters cannot follow any
-            found = sorted(
-                (group for group in self.saved.groups if group.index == index),
-                key=lambda group: len(group.names),
-            )[:1]
-        values: Mapping[str, Node] = found[0].values if found else {}
-        for other in found[1:]:
-            if other is found[0] or same(_in_order(other.values), _in_order(values)):
-                continue
-            differing = sorted(
-                key
-                for key in {*values, *other.values}
-                if key not in values
-                or key not in other.values
-                or not same(values[key], other.values[key])
-            )
-            self.reads.differences.problems.append(
-                f"{self.place.shown}: group {index} of the target has parameters that were saved "
-                f"with different {', '.join(differing)} (such as {found[0].names[0]} and "
-                f"{other.names[0]}); give them groups of their own"
-            )
-            break
-        at = self.place.child("param_groups", ()).child(index, ())
-        now = self.optimizer.param_groups[index]
-        self._check_kind(index, values, now)
-        self._groups.append(
-            {
-                key: build(self.reads, node, at.child(key, ()), now.get(key))
-                for key, node in values.items()
-            }
-        )
-        return values
-
-    def _check_kind(
-        self, index: int, saved: Mapping[str, Node], target: Mapping[str, object]
-    ) -> None:
-        """Refuse values of another kind of optimizer, whose states would be missing or unused.
-
-        Flags do not tell, for new versions of torch add them to every optimizer.
-        """
-        ours = {key for key, value in target.items() if not isinstance(value, (bool, str))}
-        theirs = {key for key, node in saved.items() if not isinstance(node, (bool, str))}
-        fewer = sorted(key for key in ours - set(saved) if target[key] is not None)
-        more = sorted(key for key in theirs - set(target) if saved[key] is not None)
-        fewer = [key for key in fewer if key not in (*IDENTITY, *_SCHEDULED)]
-        more = [key for key in more if key not in _SCHEDULED]
-        if fewer and more and saved:
-            self.reads.differences.problems.append(
-                f"{self.place.shown}: group {index} was saved by another kind of optimizer: it has "
-                f"{', '.join(more)}, while {type(self.optimizer).__name__} has {', '.join(fewer)}; "
-                "build the optimizer that was saved, or leave it out of the target"
-            )
 
     def _thaws(self, owned: Owned) -> bool:
         """Whether the target trains what was frozen and has no state; tells so."""
@@ -290,14 +228,21 @@ class OptimizerTarget:
 
         return RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
 
-    def _match_states(self, owned: Owned, on_device: bool, moves: bool) -> None:
+    def _taken(self, owned: Owned) -> Mapping[str, Node] | None:
+        """The saved states that the target has a place for; None where it starts without."""
         if self._thaws(owned):
-            return
-        parameter, name = owned.parameter, str(owned.name)
+            return None
         states = {key: node for key, node in self._states_of(owned).items() if key != FROZEN}
         if MASTER in states and not self._has_own(owned, MASTER):
             self._match_master(owned, states.pop(MASTER))
-        member = _Place(Owner(parameter, name, owned.full_name), on_device, moves)
+        return states
+
+    def _match_states(self, owned: Owned, steps: tuple[bool, bool]) -> None:
+        states = self._taken(owned)
+        if states is None:
+            return
+        parameter, name = owned.parameter, str(owned.name)
+        member = _Place(Owner(parameter, name, owned.full_name), *steps)
         now = self.optimizer.state.get(parameter, {})
         thunks: dict[str, Thunk] = {}
         for key, node in states.items():
@@ -309,11 +254,9 @@ class OptimizerTarget:
 
     def _match_stack(self, owned: Owned, steps: tuple[bool, bool]) -> None:
         """The states of parameters that are stored as one array."""
-        if self._thaws(owned):
+        states = self._taken(owned)
+        if states is None:
             return
-        states = {key: node for key, node in self._states_of(owned).items() if key != FROZEN}
-        if MASTER in states and not self._has_own(owned, MASTER):
-            self._match_master(owned, states.pop(MASTER))
         for _, parameter in owned.layers:
             self._states[parameter] = {}
         for key, node in states.items():
@@ -451,11 +394,6 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _steps_on_device(group: Mapping[str, object]) -> bool:
-    """Whether the optimizer wants `step` where the parameters are, rather than on the CPU."""
-    return bool(group.get("capturable") or group.get("fused"))
-
-
 def _scalar(key: str, saved: torch.Tensor, parameter: torch.Tensor, on_device: bool) -> Thunk:
     """A 0-d state made anew, where the optimizer wants it.
 
@@ -470,18 +408,3 @@ def _scalar(key: str, saved: torch.Tensor, parameter: torch.Tensor, on_device: b
             local, parameter.device_mesh, parameter.placements, run_check=False
         )
     return lambda: saved.to(parameter.device)
-
-
-def _hyper_parameter(now: object, saved: object) -> object:
-    """What a group gets: a tensor is filled in place, a number stays one, else as saved."""
-    if isinstance(now, torch.Tensor) and isinstance(saved, (torch.Tensor, int, float)):
-        with torch.no_grad():
-            now.fill_(saved)
-        return now
-    if type(now) in (int, float) and isinstance(saved, torch.Tensor) and saved.dim() == 0:
-        return saved.item()
-    return saved
-
-
-def _in_order(values: Mapping[str, Node]) -> Node:
-    return [[key, values[key]] for key in sorted(values)]

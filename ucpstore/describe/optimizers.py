@@ -11,14 +11,14 @@ from typing import Protocol
 
 import torch
 
-from ucpstore.describe.kinds import is_scalar, saved_scalar
+from ucpstore.describe.kinds import told
 from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.stacks import hold_stack
 from ucpstore.describe.tensors import Held
 from ucpstore.errors import StateError, UnsupportedError
-from ucpstore.tree.nodes import Node, same, short
+from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group, OptimizerNode, to_node
 
 FROZEN = "requires_grad"
@@ -89,11 +89,7 @@ def _states_of(
         return [(owned[0], _stacked_states(optimizer, owned[0], place, walk))]
     found: list[tuple[Owned, dict[str, Node]]] = [(each, {}) for each in owned]
     for key, value in optimizer.state.get(parameter, {}).items():
-        if not isinstance(key, str):
-            raise UnsupportedError(
-                f"{place.shown}: the optimizer keeps a state of {owned[0].name} under the key "
-                f"{key!r}; names of states must be strings"
-            )
+        _check_key(key, owned[0].name, place)
         for each, stored in found:
             inside = place.child(key, ()).child(str(each.name), ())
             if each.hold is None:
@@ -127,11 +123,7 @@ def _stacked_states(
             )
     stored: dict[str, Node] = {}
     for key in states[0]:
-        if not isinstance(key, str):
-            raise UnsupportedError(
-                f"{place.shown}: the optimizer keeps a state of {first} under the key {key!r}; "
-                "names of states must be strings"
-            )
+        _check_key(key, first, place)
         inside = place.child(key, ()).child(str(owned.name), ())
         values = [own[key] for own in states]
         if key != "step" and all(
@@ -153,8 +145,8 @@ def _stacked_states(
         for node, name in zip(nodes, names, strict=True):
             if not same(node, nodes[0]):
                 raise StateError(
-                    f"{inside.shown}: a stack has one {key!r}, but {first} has {_text(nodes[0])} "
-                    f"and {name} has {_text(node)}; store layers that differ by themselves"
+                    f"{inside.shown}: a stack has one {key!r}, but {first} has {told(nodes[0])} "
+                    f"and {name} has {told(node)}; store layers that differ by themselves"
                 )
         stored[key] = nodes[0]
     return stored
@@ -164,8 +156,12 @@ def _listed(states: Mapping[str, object]) -> str:
     return ", ".join(map(str, states)) or "none"
 
 
-def _text(node: Node) -> str:
-    return str(saved_scalar(node).item()) if is_scalar(node) else short(node)
+def _check_key(key: object, name: object, place: Place) -> None:
+    if not isinstance(key, str):
+        raise UnsupportedError(
+            f"{place.shown}: the optimizer keeps a state of {name} under the key {key!r}; names of "
+            "states must be strings"
+        )
 
 
 def _check_common(key: str, value: object, place: Place) -> None:

@@ -13,12 +13,12 @@ import torch
 
 from ucpstore import dtypes
 from ucpstore.describe.build import Thunk
-from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar
+from ucpstore.describe.kinds import array_path, is_scalar, told
 from ucpstore.describe.optimizers import FROZEN, MASTER
 from ucpstore.describe.owned import Owned
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads import Reads
-from ucpstore.tree.nodes import Node, same, short
+from ucpstore.tree.nodes import Node, same
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,7 @@ class RowTarget:
                     self.reads.differences.problems.append(
                         f"{self.place.shown}: {first.owned.name} and {member.owned.name} lie in "
                         f"one parameter of the target's optimizer, which has one {key!r}, but they "
-                        f"were saved with {_text(saved[first])} and {_text(node)}; put them into "
+                        f"were saved with {told(saved[first])} and {told(node)}; put them into "
                         "rows of their own"
                     )
                     return
@@ -137,7 +137,3 @@ class RowTarget:
 
     def _at(self, key: str, member: Member) -> Place:
         return self.place.child(key, ()).child(str(member.owned.name), ())
-
-
-def _text(node: Node) -> str:
-    return str(saved_scalar(node).item()) if is_scalar(node) else short(node)

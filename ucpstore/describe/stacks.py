@@ -20,8 +20,7 @@ from ucpstore.describe.tensors import (
     plain,
 )
 from ucpstore.errors import StateError
-from ucpstore.geometry import fragments
-from ucpstore.spec import Layer, pieces_of_layer
+from ucpstore.spec import Layer
 
 
 def layer_of(full_name: str, ranks: Ranks) -> tuple[str, int] | None:
@@ -56,16 +55,15 @@ def hold_stack(
         assert at is not None, "a layer of the stack"
         layers.append(Layer(name, at[1], tuple(local.shape), dtype_name(local.dtype, name)))
         views.append(local.unsqueeze(0))
-    lowered = ranks.spec.lower_stack(layers, ranks.rank)
+    lowered, pieces = ranks.spec.lower_stack(layers, ranks.rank)
     check_numbers(lowered, views[0], where)
-    pieces = fragments(lowered.partition, lowered.shape).get(ranks.rank, ())
     shape = (len(layers), *layers[0].shape)
     return Held(
         torch.empty(shape, dtype=views[0].dtype, device="meta"),
         lowered.shape,
         layers[0].dtype,
         lowered.partition,
-        tuple(View(view, pieces_of_layer(pieces, at)) for at, view in enumerate(views)),
+        tuple(View(view, own) for view, own in zip(views, pieces, strict=True)),
         lowered.scale,
         lowered.alone,
         False,

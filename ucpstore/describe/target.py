@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -103,6 +104,22 @@ class Differences:
             self.unsupported.append(str(error))
         except StateError as error:
             self.problems.append(str(error))
+
+
+def warn_unmatched(
+    unmatched: Mapping[str, Sequence[str]], items: Collection[str], skipped: Collection[str]
+) -> None:
+    """Say, where a load is not strict, that it has nothing to load where something is meant."""
+    for item, missing in unmatched.items():
+        if missing:
+            text = f"none of its {len(missing)} names is in the checkpoint, such as {missing[0]}"
+        else:
+            text = f"the checkpoint has the items {', '.join((*items, *skipped)) or 'of nothing'}"
+        warnings.warn(
+            f"{item}: strict=False, and nothing of it is loaded: {text}; is this the right "
+            "checkpoint, and do its names have another prefix?",
+            stacklevel=3,
+        )
 
 
 def settle_unexpected(

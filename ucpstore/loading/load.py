@@ -198,7 +198,7 @@ class _Load:
             rank=self.group.rank,
             spec=self.request.spec,
         )
-        requests = Requests(self.storage.request_bytes)
+        requests = Requests()
         self.todo = [
             request
             for read in self.target.reads

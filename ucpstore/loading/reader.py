@@ -11,19 +11,41 @@ from ucpstore.arrays.packed import Extent
 from ucpstore.catalog import StepRef, missing, read_tail
 from ucpstore.crew import Crew
 from ucpstore.dtypes import itemsize, to_torch
-from ucpstore.loading.requests import Range, Request, joined
+from ucpstore.loading.requests import Part, Range, Request, joined
 from ucpstore.options import Options
 from ucpstore.staging import BufferPool, Bytes, Values, pool_for, write_local
-from ucpstore.storage import Storage
+from ucpstore.storage import Fill, Storage
 
 
-def _decoded(request: Request, found: Range, key: str, buffer: Bytes) -> Iterator[Values]:
-    """Where in which view values go, and the verified values, from the bytes of a range."""
+def _slices(parts: Sequence[Part], most_bytes: int) -> list[list[Part]]:
+    """Chunks that are read together, of up to `most_bytes` or one."""
+    found: list[list[Part]] = []
+    for part in parts:
+        if found and part.stop - found[-1][0].start <= most_bytes:
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found
+
+
+def _values(
+    request: Request,
+    found: Range,
+    slices: Sequence[Sequence[Part]],
+    fill: Fill,
+    key: str,
+    buffer: Bytes,
+) -> Iterator[Values]:
+    """Read and verify slice by slice, in one buffer: where in which view values go, and these."""
     grid, dtype, codec = request.array.grid, request.read.dtype, request.array.codec
-    for part in found.parts:
-        values = decode(buffer[part.start : part.stop], grid, dtype, codec, key, part.number)
-        for view, inside, local in part.copies:
-            yield view, local, values[inside]
+    for parts in slices:
+        start = parts[0].start
+        fill(found.start + start, buffer[: parts[-1].stop - start].data)
+        for part in parts:
+            stored = buffer[part.start - start : part.stop - start]
+            values = decode(stored, grid, dtype, codec, key, part.number)
+            for view, inside, local in part.copies:
+                yield view, local, values[inside]
 
 
 class Reader:
@@ -86,25 +108,27 @@ class Reader:
     def _found(self, request: Request, key: str) -> Iterator[Range]:
         """The ranges of a request, from the object's size and its index."""
         grid, chunks = request.array.grid, request.object.chunks
-        size, most = self._storage.size(key), self._storage.request_bytes
+        size = self._storage.size(key)
         if not grid.sharded:
-            return joined(chunks, [Extent(0, size)], most)
+            return joined(chunks, [Extent(0, size)])
         tail = read_tail(self._storage, key, grid, size)
         self._count(len(tail))
-        return joined(chunks, parse_index(tail, grid, request.object.index, size, key), most)
+        return joined(chunks, parse_index(tail, grid, request.object.index, size, key))
 
     def _range(self, request: Request, found: Range, key: str) -> None:
         read, array = request.read, request.array
+        slices = _slices(found.parts, self._storage.read_bytes)
+        most = max(parts[-1].stop - parts[0].start for parts in slices)
         # A compressor needs room for one chunk beside what was read.
         room = 0 if array.codec is None else array.grid.chunk_bytes(itemsize(read.dtype))
-        buffer = self._pool.acquire(found.bytes + room)
+        buffer = self._pool.acquire(most + room)
         try:
-            self._storage.read_into(key, found.start, buffer[: found.bytes].data)
-            write_local(
-                [view.tensor for view in read.views],
-                _decoded(request, found, key, buffer),
-                to_torch(read.dtype),
-            )
+            with self._storage.reading(key) as fill:
+                write_local(
+                    [view.tensor for view in read.views],
+                    _values(request, found, slices, fill, key, buffer),
+                    to_torch(read.dtype),
+                )
         finally:
             self._pool.release(buffer)
         self._count(found.bytes)

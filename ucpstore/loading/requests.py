@@ -12,7 +12,11 @@ from ucpstore.arrays.packed import Extent, chunk_extent, slot_bytes
 from ucpstore.describe import Read
 from ucpstore.dtypes import itemsize
 from ucpstore.geometry import Box, Grid, Index, Piece
+from ucpstore.options import MIB
 from ucpstore.plan import ChunkRead, ObjectRead, plan_reads
+
+REQUEST_BYTES = 8 * MIB
+"""Adjacent chunks are read in one request up to this size."""
 
 Selection = tuple[EllipsisType | slice, ...]
 """An index expression, a view also of 0-d arrays."""
@@ -66,13 +70,9 @@ class Request:
 
 
 class Requests:
-    """Plans the reads of one load. Arrays of one shape that are cut alike are planned once.
+    """Plans the reads of one load. Arrays of one shape that are cut alike are planned once."""
 
-    Adjacent chunks are read in one request of up to `most_bytes`.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[ObjectRequest, ...]] = {}
 
     def of(self, read: Read, array: ArrayMetadata) -> list[Request]:
@@ -86,24 +86,25 @@ class Requests:
         key = (views, array.grid, size, packed)
         planned = self._known.get(key)
         if planned is None:
-            planned = self._known[key] = tuple(self._plan(views, array.grid, size, packed))
+            planned = self._known[key] = tuple(_plan(views, array.grid, size, packed))
         return [Request(read, array, each) for each in planned]
 
-    def _plan(
-        self, views: Sequence[Sequence[Piece]], grid: Grid, size: int, packed: bool
-    ) -> Iterator[ObjectRequest]:
-        slot = slot_bytes(grid, size)
-        most = max(1, self._most_bytes // slot)
-        for found in plan_reads(views, grid):
-            for run in _runs(found, most) if packed else [found.chunks]:
-                extents = [chunk_extent(grid, each.number, size) for each in run]
-                yield ObjectRequest(
-                    found.index,
-                    grid.key(found.index),
-                    run,
-                    _range(run, extents) if packed else None,
-                    len(run) * slot,
-                )
+
+def _plan(
+    views: Sequence[Sequence[Piece]], grid: Grid, size: int, packed: bool
+) -> Iterator[ObjectRequest]:
+    slot = slot_bytes(grid, size)
+    most = max(1, REQUEST_BYTES // slot)
+    for found in plan_reads(views, grid):
+        for run in _runs(found, most) if packed else [found.chunks]:
+            extents = [chunk_extent(grid, each.number, size) for each in run]
+            yield ObjectRequest(
+                found.index,
+                grid.key(found.index),
+                run,
+                _range(run, extents) if packed else None,
+                len(run) * slot,
+            )
 
 
 def _runs(found: ObjectRead, most: int) -> Iterator[tuple[ChunkRead, ...]]:
@@ -117,19 +118,14 @@ def _runs(found: ObjectRead, most: int) -> Iterator[tuple[ChunkRead, ...]]:
     yield tuple(run)
 
 
-def joined(
-    chunks: Sequence[ChunkRead], extents: Sequence[Extent], most_bytes: int
-) -> Iterator[Range]:
-    """Ranges of chunks that lie next to each other, each of up to `most_bytes` or one chunk.
-
-    `extents` are those of all stored chunks of the object.
-    """
+def joined(chunks: Sequence[ChunkRead], extents: Sequence[Extent]) -> Iterator[Range]:
+    """Ranges of chunks that lie next to each other; `extents` are those of all stored chunks."""
     run: list[ChunkRead] = []
     for chunk in sorted(chunks, key=lambda each: extents[each.number].offset):
         here = extents[chunk.number]
         if run and (
             here.offset != extents[run[-1].number].stop
-            or here.stop - extents[run[0].number].offset > most_bytes
+            or here.stop - extents[run[0].number].offset > REQUEST_BYTES
         ):
             yield _range(run, [extents[each.number] for each in run])
             run = []

@@ -17,7 +17,7 @@ from ucpstore.geometry import Index
 from ucpstore.geometry.grid import CHECKSUM_BYTES
 from ucpstore.options import MIB
 from ucpstore.staging import BufferPool
-from ucpstore.storage import Storage
+from ucpstore.storage import Storage, read_into
 
 READ_BYTES = 4 * MIB
 """Objects are read in parts of whole chunks up to this size, or of one chunk where it is larger."""
@@ -75,7 +75,7 @@ def check_object(
         start = extents[numbers[0]].offset
         length = extents[numbers[-1]].stop - start
         with pool.take(length + room) as buffer:
-            storage.read_into(key, start, buffer[:length].data)
+            read_into(storage, key, start, buffer[:length].data)
             for number in numbers:
                 here = extents[number]
                 part = buffer[here.offset - start : here.stop - start]

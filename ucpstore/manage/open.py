@@ -222,7 +222,7 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         return catalog.read_bytes(self._storage, self._ref, path, self._metadata(path))
 
     def _fill(self, targets: Iterable[tuple[Read, ArrayMetadata]]) -> None:
-        requests = Requests(self._storage.request_bytes)
+        requests = Requests()
         todo = [request for read, array in targets for request in requests.of(read, array)]
         if todo:
             Reader(self._storage, self._ref, self._options).run(todo)

@@ -24,7 +24,7 @@ from ucpstore.spec.parts import (
     unique,
 )
 from ucpstore.spec.spec import Spec, check_spec
-from ucpstore.spec.stacks import Layer, pieces_of_layer
+from ucpstore.spec.stacks import Layer
 
 __all__ = [
     "Average",
@@ -44,7 +44,6 @@ __all__ = [
     "average",
     "check_spec",
     "padded",
-    "pieces_of_layer",
     "renamed",
     "replicate",
     "scaled",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import ArraySpec, Index, Partition, RankClass, fragments, merge
+from ucpstore.geometry import ArraySpec, Index, Partition, Piece, RankClass, fragments, merge
 from ucpstore.spec.lower import Lowered
-from ucpstore.spec.stacks import Layer, pieces_of_layer
+from ucpstore.spec.stacks import Layer
 
 
 class Rules(Protocol):
@@ -23,7 +23,9 @@ class Rules(Protocol):
 
     def stack(self, name: str, rank: int) -> tuple[str, int] | None: ...
 
-    def lower_stack(self, layers: Sequence[Layer], rank: int) -> Lowered: ...
+    def lower_stack(
+        self, layers: Sequence[Layer], rank: int
+    ) -> tuple[Lowered, tuple[tuple[Piece, ...], ...]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,11 @@ def table(rules: Rules, state: object, rank: int) -> str:
         if leaf.tells:
             rows.append((leaf.name, "(DTensor)", "", leaf.name, str(leaf.shape), ""))
             continue
-        found, at = stacks.get(leaf.name) or (rules.lower(leaf.name, leaf.shape, rank), None)
-        pieces = fragments(found.partition, found.shape).get(rank, ())
-        if at is not None:
-            pieces = pieces_of_layer(pieces, at)
+        if leaf.name in stacks:
+            found, pieces = stacks[leaf.name]
+        else:
+            found = rules.lower(leaf.name, leaf.shape, rank)
+            pieces = fragments(found.partition, found.shape).get(rank, ())
         shown = " ".join(map(_bounds, (piece.box for piece in pieces))) or "nothing"
         if found.scale != 1:
             shown += f" times {found.scale}"
@@ -99,19 +102,22 @@ def table(rules: Rules, state: object, rank: int) -> str:
     return "\n".join(lines)
 
 
-def _stacks(rules: Rules, found: Sequence[Leaf], rank: int) -> dict[str, tuple[Lowered, int]]:
-    """For each layer of a stack what the rank holds of the stack, and its place in that."""
+def _stacks(
+    rules: Rules, found: Sequence[Leaf], rank: int
+) -> dict[str, tuple[Lowered, tuple[Piece, ...]]]:
+    """For each layer of a stack what the rank holds of the stack, and the pieces of the layer."""
     stacks: dict[str, list[Layer]] = {}
     for leaf in found:
         at = None if leaf.tells else rules.stack(leaf.name, rank)
         if at is not None:
             stacks.setdefault(at[0], []).append(Layer(leaf.name, at[1], leaf.shape, leaf.dtype))
-    places: dict[str, tuple[Lowered, int]] = {}
+    known: dict[str, tuple[Lowered, tuple[Piece, ...]]] = {}
     for layers in stacks.values():
         layers.sort(key=lambda layer: layer.index)
-        lowered = rules.lower_stack(layers, rank)
-        places.update((layer.name, (lowered, at)) for at, layer in enumerate(layers))
-    return places
+        lowered, pieces = rules.lower_stack(layers, rank)
+        for layer, own in zip(layers, pieces, strict=True):
+            known[layer.name] = (lowered, own)
+    return known
 
 
 def _bounds(box: Any) -> str:

@@ -9,7 +9,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import Flat, Index, fragments
+from ucpstore.geometry import Flat, Index, Piece, fragments
 from ucpstore.spec.axes import Axes
 from ucpstore.spec.lower import Lowered, key_of, lower, stack_of
 from ucpstore.spec.parts import (
@@ -25,7 +25,7 @@ from ucpstore.spec.parts import (
     Unique,
 )
 from ucpstore.spec.simulate import prove, table
-from ucpstore.spec.stacks import Layer, check_layers, check_places
+from ucpstore.spec.stacks import Layer, check_layers, check_places, pieces_of_layer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -121,13 +121,15 @@ class Spec:
                 return stack_of(name, part, self.axes.coordinates(rank))
         return None
 
-    def lower_stack(self, layers: Sequence[Layer], rank: int) -> Lowered:
+    def lower_stack(
+        self, layers: Sequence[Layer], rank: int
+    ) -> tuple[Lowered, tuple[tuple[Piece, ...], ...]]:
         """What `rank` holds of a stack by its own `layers`, in rising order of index.
 
-        Local boxes count along a tensor that has these layers along dimension 0.
+        And for each layer its pieces, whose local boxes have an extent of 1 along dimension 0.
         """
         first = layers[0]
-        lowered = self._lower(first.name, (len(layers), *first.shape), rank)
+        lowered = self._lower(first.name, (len(layers), *first.shape), rank, None)
         check_layers(lowered.key, layers)
         for layer in layers[1:]:
             if self._without_name(layer.name) != self._without_name(first.name):
@@ -137,17 +139,13 @@ class Spec:
                 )
         pieces = fragments(lowered.partition, lowered.shape).get(rank, ())
         check_places(lowered.key, layers, lowered.shape, pieces, lowered.rule)
-        return lowered
+        return lowered, tuple(pieces_of_layer(pieces, at) for at in range(len(layers)))
 
     def _without_name(self, name: str) -> tuple[Part, ...]:
         return tuple(part for part in self._parts_for(name) if not isinstance(part, Stacked))
 
     def _lower(
-        self,
-        name: str,
-        shape: Index,
-        rank: int,
-        flat: tuple[AxisNames, Flat] | None = None,
+        self, name: str, shape: Index, rank: int, flat: tuple[AxisNames, Flat] | None
     ) -> Lowered:
         coordinates = self.axes.coordinates(rank)
         pattern = self._match(name)

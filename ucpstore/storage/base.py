@@ -6,7 +6,8 @@ root is a folder or a bucket, and nothing in this package knows what the bytes m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -20,12 +21,14 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 """What can be put: contiguous bytes of any of these types. They are never changed."""
 
 
+Fill = Callable[[int, memoryview], None]
+"""Of a start in an object, and a buffer."""
+
 CACHED_BYTES = 2 * MIB + 4 * KIB
-"""A request where bytes are copied from memory: two chunks of the usual size, with checksums. Loads
-with one, two and eight took 0.234, 0.223 and 0.298 s (4 ranks on 2 cores, page cache)."""
+"""What is read at a time from memory: two chunks of the usual size, with their checksums."""
 
 ROUND_TRIP_BYTES = 8 * MIB
-"""A request to a server; twice as much was no faster, half as much was slower at times."""
+"""What is read at a time from a server; twice as much was no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,11 @@ class Storage(Protocol):
         """
 
     @property
-    def request_bytes(self) -> int:
-        """Up to how many adjacent bytes are best read in one request.
+    def read_bytes(self) -> int:
+        """Up to how many adjacent bytes are best read at a time.
 
         Few on local files, where a call costs little and what was read is still in the processor's
-        cache when it is checked and copied; many where a request is a round trip.
+        cache when it is checked and copied; many where each read is a round trip.
         """
 
     def put(self, key: str, data: Buffer) -> None:
@@ -94,10 +97,11 @@ class Storage(Protocol):
     def get(self, key: str) -> bytes:
         """The whole object."""
 
-    def read_into(self, key: str, start: int, out: memoryview) -> None:
-        """Fill `out`, a writable contiguous buffer, with the bytes from `start` on.
+    def reading(self, key: str) -> AbstractContextManager[Fill]:
+        """Read parts of one object, which is found once, or each time, as the place allows.
 
-        Raises CorruptError where the object ends before `out` is full; `out` is undefined then.
+        The function fills a writable contiguous buffer with the bytes from `start` on. It raises
+        CorruptError where the object ends before the buffer is full, which is undefined then.
         """
 
     def size(self, key: str) -> int:
@@ -141,6 +145,12 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Let go of connections. The storage must not be used afterwards; closing again is fine."""
+
+
+def read_into(storage: Storage, key: str, start: int, out: memoryview) -> None:
+    """Fill one buffer with a part of an object, as `Storage.reading` does."""
+    with storage.reading(key) as fill:
+        fill(start, out)
 
 
 def check_key(key: str) -> str:

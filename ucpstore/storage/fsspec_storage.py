@@ -19,8 +19,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
@@ -29,6 +30,7 @@ from ucpstore.storage.base import (
     ROUND_TRIP_BYTES,
     Buffer,
     Entry,
+    Fill,
     byte_view,
     check_key,
     check_prefix,
@@ -88,7 +90,7 @@ class FsspecStorage:
         return self._place.protocol == "memory"
 
     @property
-    def request_bytes(self) -> int:
+    def read_bytes(self) -> int:
         return ROUND_TRIP_BYTES
 
     @property
@@ -128,7 +130,10 @@ class FsspecStorage:
         path = self._path(key)
         return self._read(key, lambda here: bytes(here.fs.cat_file(self._at(here, path))))
 
-    def read_into(self, key: str, start: int, out: memoryview) -> None:
+    def reading(self, key: str) -> AbstractContextManager[Fill]:
+        return nullcontext(partial(self._fill, key))
+
+    def _fill(self, key: str, start: int, out: memoryview) -> None:
         view = byte_view(out)
         if not view:
             self.size(key)

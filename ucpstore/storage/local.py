@@ -17,11 +17,19 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError
-from ucpstore.storage.base import CACHED_BYTES, Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.base import (
+    CACHED_BYTES,
+    Buffer,
+    Entry,
+    Fill,
+    byte_view,
+    check_key,
+    check_prefix,
+)
 from ucpstore.storage.files import (
     ABSENT,
     absent,
@@ -66,7 +74,7 @@ class LocalStorage:
         return False
 
     @property
-    def request_bytes(self) -> int:
+    def read_bytes(self) -> int:
         return CACHED_BYTES
 
     @property
@@ -118,19 +126,11 @@ class LocalStorage:
         with reading(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             return file.read()
 
-    def read_into(self, key: str, start: int, out: memoryview) -> None:
+    @contextmanager
+    def reading(self, key: str) -> Iterator[Fill]:
         path = self._path(key)
-        view = byte_view(out)
-        done = 0
         with reading(path) as descriptor:
-            while done < len(view):
-                count = os.preadv(descriptor, [view[done:]], start + done)
-                if count == 0:
-                    raise CorruptError(
-                        f"{path} is too short: expected {len(view)} bytes from byte {start} on, "
-                        f"found {done}. The object is damaged; load another step"
-                    )
-                done += count
+            yield lambda start, out: _fill(path, descriptor, start, out)
 
     def size(self, key: str) -> int:
         path = self._path(key)
@@ -322,3 +322,15 @@ class LocalStorage:
             except OSError as error:
                 if error.errno not in ABSENT:
                     refuse("sync", folder, error)
+
+
+def _fill(path: str, descriptor: int, start: int, out: memoryview) -> None:
+    view, done = byte_view(out), 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], start + done)
+        if count == 0:
+            raise CorruptError(
+                f"{path} is too short: expected {len(view)} bytes from byte {start} on, "
+                f"found {done}. The object is damaged; load another step"
+            )
+        done += count

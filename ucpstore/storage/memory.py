@@ -5,9 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from ucpstore.errors import CorruptError
-from ucpstore.storage.base import CACHED_BYTES, Buffer, Entry, byte_view, check_key, check_prefix
+from ucpstore.storage.base import (
+    CACHED_BYTES,
+    Buffer,
+    Entry,
+    Fill,
+    byte_view,
+    check_key,
+    check_prefix,
+)
 
 
 class MemoryStorage:
@@ -27,7 +37,7 @@ class MemoryStorage:
         return True
 
     @property
-    def request_bytes(self) -> int:
+    def read_bytes(self) -> int:
         return CACHED_BYTES
 
     @property
@@ -49,7 +59,10 @@ class MemoryStorage:
         except KeyError:
             raise FileNotFoundError(f"no object {self.url}/{key}") from None
 
-    def read_into(self, key: str, start: int, out: memoryview) -> None:
+    def reading(self, key: str) -> AbstractContextManager[Fill]:
+        return nullcontext(partial(self._fill, key))
+
+    def _fill(self, key: str, start: int, out: memoryview) -> None:
         view = byte_view(out)
         found = memoryview(self.get(key))[start : start + len(view)]
         if len(found) < len(view):

@@ -18,6 +18,8 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TypeVar
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError, StateError, StorageError
@@ -25,6 +27,7 @@ from ucpstore.storage.base import (
     ROUND_TRIP_BYTES,
     Buffer,
     Entry,
+    Fill,
     byte_view,
     check_key,
     check_prefix,
@@ -89,7 +92,7 @@ class S3Storage:
         return False
 
     @property
-    def request_bytes(self) -> int:
+    def read_bytes(self) -> int:
         return ROUND_TRIP_BYTES
 
     @property
@@ -126,7 +129,10 @@ class S3Storage:
         path = self._path(key)
         return self._send("read", key, lambda requests: requests.get(path))
 
-    def read_into(self, key: str, start: int, out: memoryview) -> None:
+    def reading(self, key: str) -> AbstractContextManager[Fill]:
+        return nullcontext(partial(self._fill, key))
+
+    def _fill(self, key: str, start: int, out: memoryview) -> None:
         view = byte_view(out)
         if not view:
             self.size(key)
