@@ -353,6 +353,13 @@ def test_state_of_parameters_in_no_group_is_refused():
         save({"m": net, "o": optimizer})
 
 
+def test_states_whose_names_are_no_strings_are_refused():
+    net, optimizer = _trained()
+    optimizer.state[net.scale][7] = torch.tensor(1.0)
+    with pytest.raises(UnsupportedError, match=r"^o: .* state of scale under the key 7; names of"):
+        save({"m": net, "o": optimizer})
+
+
 def test_names_are_relative_to_the_module_and_prefixed_over_several():
     one, two = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     nested = save({"train": {"net": one}, "o": torch.optim.SGD(one.parameters())})

@@ -255,6 +255,15 @@ def _one_group(frozen: str, salt: int | None = 1) -> dict[str, object]:
     return {"model": net, "optim": adam}
 
 
+def test_what_is_wrong_with_rows_that_were_not_saved_is_told_beside_the_rest() -> None:
+    saved = save({"model": Net(torch.float32, 0)})
+    adam = torch.optim.AdamW([nn.Parameter(torch.zeros(5))])
+    target = {"model": Net(torch.float32, None), "optim": FlatOptimizer(adam, []), "more": 1}
+    with pytest.raises(MismatchError, match=r"not in the checkpoint: optim, more") as error:
+        load(target, saved)
+    assert "optim: parameter 0 of the optimizer, of shape (5,), has no Flat" in str(error.value)
+
+
 def refused(adam: torch.optim.Optimizer, *flats: Flat) -> str:
     with pytest.raises(StateError) as error:
         save({"model": Net(torch.float32, 0), "optim": FlatOptimizer(adam, flats)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from services.faults import FaultyStorage
 
 import ucpstore
 from ucpstore import Options, ProgressEvent
+from ucpstore.storage.local import LocalStorage
 
 PHASES = ["resolve", "plan", "read", "apply", "agree"]
 
@@ -72,6 +74,27 @@ def test_the_storage_says_how_much_is_read_at_once(
     _, _, storage = followed(tmp_path, target)
     assert torch.equal(target["w"], values)
     assert sorted(o.bytes for o in storage.log if o.kind == "read_into") == sizes
+
+
+def test_a_file_is_opened_once_for_all_that_is_read_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.arange(1024.0 * 1024).reshape(1024, 1024)
+    ucpstore.save(tmp_path, {"w": values}, step=1)
+    opened: list[str] = []
+    real = os.open
+
+    def counted(path: str, *arguments: int) -> int:
+        opened.append(os.fspath(path))
+        return real(path, *arguments)
+
+    monkeypatch.setattr(LocalStorage, "read_bytes", CHUNK)
+    monkeypatch.setattr(os, "open", counted)
+    target = {"w": torch.zeros(1024, 1024)}
+    ucpstore.load(tmp_path, target)
+    monkeypatch.undo()
+    assert torch.equal(target["w"], values)
+    assert len([path for path in opened if path.endswith("/w/c.0.0")]) == 1
 
 
 def test_compressed_arrays_count_as_they_are_without_compression(tmp_path: Path) -> None:

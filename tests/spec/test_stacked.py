@@ -268,6 +268,12 @@ def test_states_that_do_not_fit_one_array() -> None:
         "step, exp_avg, exp_avg_sq and model.experts.1.w has none; a layer that got no gradient "
         "has none: give it one of zeros, or take one step with all of them"
     )
+
+    def keys(model: Experts, optim: torch.optim.AdamW) -> None:
+        for expert in model.experts:
+            optim.state[expert.w][7] = torch.tensor(1.0)  # type: ignore[index]
+
+    assert "a state of model.experts.0.w under the key 7; names of states must" in broken(keys)
     assert "must have the shape of their parameters, (6, 2), or be 0-d" in broken(
         lambda m, o: o.state[second(m)].update(exp_avg=torch.ones(6))
     )
