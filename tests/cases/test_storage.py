@@ -142,7 +142,7 @@ def test_b83_a_busy_server_delays_a_save_and_a_load(
 def test_b83_a_server_that_stays_busy_fails_the_save_within_the_limit(
     s3: S3Service, url: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    monkeypatch.setattr("ucpstore.storage.objects.RETRY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("ucpstore.storage.s3_clients.RETRY_TIMEOUT_S", 1.0)
     options = {"engine": engine, **s3.options(endpoint=proxy.endpoint)}
     save(url, 1, storage_options=options)
     for part in ("steps/", "commits/0000000002"):

@@ -33,13 +33,12 @@ from ucpstore.storage.base import (
     check_prefix,
 )
 from ucpstore.storage.s3_clients import (
-    FIRST_RETRY_TIMEOUT_S,
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
     RETRIES,
-    RETRY_TIMEOUT_S,
     Clients,
     clients_of,
+    limit_s,
     renewed,
 )
 from ucpstore.storage.s3_errors import Failure
@@ -294,8 +293,7 @@ class S3Storage:
                 renewed = True
                 continue
             again = failure.idle if once else failure.passing and not requests.resends
-            limit_s = RETRY_TIMEOUT_S if self._answered else FIRST_RETRY_TIMEOUT_S
-            if again and waits.wait(limit_s):
+            if again and waits.wait(limit_s(answered=self._answered)):
                 if met is not None:
                     met.append(failure)
                 continue

@@ -38,6 +38,11 @@ class Clients:
         return tuple(str(each) for each in (self.credential or {}).values() if each)
 
 
+def limit_s(*, answered: bool) -> float:
+    """For how long requests are tried: longer where the place has `answered` this process."""
+    return RETRY_TIMEOUT_S if answered else FIRST_RETRY_TIMEOUT_S
+
+
 _kept: dict[tuple[object, ...], Clients] = {}
 _lock = threading.Lock()
 
@@ -134,20 +139,20 @@ def _connect(bucket: str, options: S3Options) -> Clients:
 def _obstore_clients(bucket: str, found: Resolved) -> tuple[Requests, Requests, Requests]:
     from ucpstore.storage.s3_obstore import ObstoreRequests
 
-    def make(retries: int, limit_s: float, timeout_s: float, longest_s: float) -> Requests:
+    def make(retries: int, tried_s: float, timeout_s: float, longest_s: float) -> Requests:
         return ObstoreRequests(
             bucket,
             found,
             retries=retries,
-            limit_s=limit_s,
+            limit_s=tried_s,
             timeout_s=timeout_s,
             wait_s=FIRST_WAIT_S,
             longest_wait_s=longest_s,
         )
 
     return (
-        make(RETRIES, RETRY_TIMEOUT_S, 300.0, LONGEST_WAIT_S),
-        make(RETRIES, FIRST_RETRY_TIMEOUT_S, 15.0, 4.0),
+        make(RETRIES, limit_s(answered=True), 300.0, LONGEST_WAIT_S),
+        make(RETRIES, limit_s(answered=False), 15.0, 4.0),
         make(0, 0.0, 60.0, 1.0),
     )
 
