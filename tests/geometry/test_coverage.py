@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import Block, Box, run_boxes
+from ucpstore.geometry import Block, Blocks, Box, run_boxes
 from ucpstore.geometry.coverage import prove_coverage, tiles
 
 HUGE = (1 << 40, 1 << 40)
@@ -30,6 +30,11 @@ def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
                 extent[dim] = length
                 boxes.append(Box(tuple(start), tuple(extent)))
     return shape, draw(st.permutations(boxes))
+
+
+def held(shape: tuple[int, ...], boxes: list[Box]) -> Blocks:
+    """Each box by a rank of its own."""
+    return Blocks.of(len(shape), [Block(box, (number,)) for number, box in enumerate(boxes)])
 
 
 @settings(max_examples=500, deadline=None)
@@ -59,8 +64,8 @@ def test_what_is_covered_once_and_only_that_is_proved(case, data) -> None:
         count[box.shifted((margin,) * len(shape)).slices()] += 1
     expected = np.zeros_like(count)
     expected[tuple(slice(margin, margin + extent) for extent in shape)] = 1
-    assert tiles(shape, boxes) is bool((count == expected).all())
-    blocks = [Block(box, (number,)) for number, box in enumerate(boxes)]
+    blocks = held(shape, boxes)
+    assert tiles(shape, blocks) is bool((count == expected).all())
     if (count == expected).all():
         prove_coverage("a", shape, blocks)
     else:
@@ -75,7 +80,7 @@ def test_a_gap_is_named() -> None:
         StateError,
         match=r"a: nobody holds Box\(offset=\(1, 2\), shape=\(1, 2\)\); the ranks hold 14 of",
     ):
-        prove_coverage("a", (4, 4), [Block(box, (n,)) for n, box in enumerate(rows)])
+        prove_coverage("a", (4, 4), held((4, 4), rows))
 
 
 def test_an_overlap_is_named_with_few_of_many_ranks() -> None:
@@ -87,22 +92,22 @@ def test_an_overlap_is_named_with_few_of_many_ranks() -> None:
         r"parts that are not the same, Box\(offset=\(0,\), shape=\(5,\)\) and "
         r"Box\(offset=\(4,\), shape=\(4,\)\)",
     ):
-        prove_coverage("a", (8,), [one, other])
+        prove_coverage("a", (8,), Blocks.of(1, [one, other]))
 
 
 def test_a_part_outside_of_the_array_is_named() -> None:
     with pytest.raises(
         StateError, match=r"a: .*\(9,\)\), held by rank 3, lies outside of .* shape \(8,\)"
     ):
-        prove_coverage("a", (8,), [Block(Box((0,), (9,)), (3,))])
+        prove_coverage("a", (8,), Blocks.of(1, [Block(Box((0,), (9,)), (3,))]))
 
 
 def test_arrays_too_large_for_the_quick_proof() -> None:
     halves = [Box((0, 0), (1 << 39, 1 << 40)), Box((1 << 39, 0), (1 << 39, 1 << 40))]
-    assert not tiles(HUGE, halves)
-    prove_coverage("a", HUGE, [Block(box, (n,)) for n, box in enumerate(halves)])
+    assert not tiles(HUGE, held(HUGE, halves))
+    prove_coverage("a", HUGE, held(HUGE, halves))
     with pytest.raises(StateError, match="nobody holds"):
-        prove_coverage("a", HUGE, [Block(halves[1], (0,))])
+        prove_coverage("a", HUGE, held(HUGE, halves[1:]))
 
 
 @settings(max_examples=300, deadline=None)

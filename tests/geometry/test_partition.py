@@ -158,7 +158,7 @@ def test_padding_is_held_and_not_stored() -> None:
 def test_a_flat_range_inside_a_block_of_columns() -> None:
     """Columns 2 and 3 of (3, 4) flattened are 6 elements, from 2 on in a row of 4 x 2."""
     partition = Partition((2, 4), tuple(range(8)), (Split(1), Flat(2, 2)))
-    assert fragments(partition, (3, 4)) == {
+    assert {r: pieces for r, pieces in fragments(partition, (3, 4)).items() if pieces} == {
         1: (Piece(Box((0, 0), (1, 2)), Box((0, 0), (1, 2))),),
         2: (Piece(Box((1, 0), (1, 2)), Box((1, 0), (1, 2))),),
         3: (Piece(Box((2, 0), (1, 2)), Box((2, 0), (1, 2))),),

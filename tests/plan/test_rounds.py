@@ -1,5 +1,6 @@
-from ucpstore.geometry import Block, Box
-from ucpstore.plan.parts import CutObject, Part
+import numpy as np
+
+from ucpstore.plan.parts import Senders
 from ucpstore.plan.rounds import SharedObject, pack_rounds
 
 
@@ -8,15 +9,9 @@ def shared(owner: int, **senders: int) -> SharedObject:
 
     `shared(1, r0=6, r1=4)`: rank 1 owns it, 4 bytes are its own, 6 come from rank 0.
     """
-    parts, by_rank, start = [], {}, 0
-    for number, (name, size) in enumerate(senders.items()):
-        rank = int(name[1:])
-        box = Box((start,), (size,))
-        parts.append(Part(Block(box, (rank,)), box))
-        by_rank[rank] = (number,)
-        start += size
-    item = CutObject((0,), start, tuple(parts), tuple(by_rank), True, by_rank)
-    return SharedObject(0, item, 1, owner, by_rank)
+    ranks = np.array([int(name[1:]) for name in senders])
+    sizes = np.array(list(senders.values()))
+    return SharedObject(0, 0, sum(senders.values()), owner, Senders.of(ranks, sizes, 0))
 
 
 def test_an_owner_counts_its_buffer_and_what_it_receives() -> None:

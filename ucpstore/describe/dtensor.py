@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ucpstore.describe.ranks import Ranks
 from ucpstore.errors import StateError, UnsupportedError
-from ucpstore.geometry import Index, Partition, Piece, Split, fragments, local_shape
+from ucpstore.geometry import Index, Partition, Piece, Split, local_shape, pieces_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -72,7 +72,7 @@ def cut_of(tensor: DTensor, ranks: Ranks, where: str) -> Cut:
     inside = ranks.rank in partition.ranks
     made = Cut(
         partition,
-        fragments(partition, shape).get(ranks.rank, ()),
+        pieces_of(partition, shape, ranks.rank),
         local_shape(partition, shape, ranks.rank) if inside else None,
     )
     ranks.cuts[key] = made

@@ -16,7 +16,7 @@ from ucpstore.describe.dtensor import cut_of, local_of
 from ucpstore.describe.numpys import Array
 from ucpstore.describe.ranks import Mesh, Ranks
 from ucpstore.errors import StateError, UnsupportedError
-from ucpstore.geometry import Box, Index, Partition, Piece, flat_views, fragments
+from ucpstore.geometry import Box, Index, Partition, Piece, flat_views, pieces_of
 from ucpstore.geometry import Flat as FlatCut
 from ucpstore.spec import Lowered, Spec
 
@@ -92,7 +92,7 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
     lowered = ranks.spec.lower(name or where, shape, ranks.rank)
     tied = _is_tied(ranks.spec, ranks.rank, name, where)
     check_numbers(lowered, local, where)
-    pieces = fragments(lowered.partition, lowered.shape).get(ranks.rank, ())
+    pieces = pieces_of(lowered.partition, lowered.shape, ranks.rank)
     return Held(
         local,
         lowered.shape,

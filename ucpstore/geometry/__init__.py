@@ -1,7 +1,7 @@
 """Index arithmetic: boxes, partitions, and the description of a job's arrays. No I/O, no torch."""
 
+from ucpstore.geometry.blocks import Block, Blocks, Numbers, spread, starts_of
 from ucpstore.geometry.box import Box, Index, Piece, run_boxes
-from ucpstore.geometry.coverage import Block
 from ucpstore.geometry.description import (
     ArraySpec,
     GlobalArray,
@@ -20,6 +20,7 @@ from ucpstore.geometry.partition import (
     flat_views,
     fragments,
     local_shape,
+    pieces_of,
 )
 from ucpstore.geometry.splits import Split
 
@@ -27,6 +28,7 @@ __all__ = [
     "PLAIN_LIMIT_BYTES",
     "ArraySpec",
     "Block",
+    "Blocks",
     "Box",
     "Flat",
     "FlatView",
@@ -34,6 +36,7 @@ __all__ = [
     "Grid",
     "Index",
     "Layout",
+    "Numbers",
     "Partition",
     "Piece",
     "RankClass",
@@ -43,7 +46,10 @@ __all__ = [
     "fragments",
     "local_shape",
     "merge",
+    "pieces_of",
     "run_boxes",
     "specs_from_bytes",
     "specs_to_bytes",
+    "spread",
+    "starts_of",
 ]

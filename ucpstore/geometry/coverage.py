@@ -1,30 +1,23 @@
-"""Blocks of an array that ranks hold, and the proof that each element is held, and held once."""
+"""The proof that ranks hold each element of an array, and hold it once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ucpstore.errors import StateError
+from ucpstore.geometry.blocks import Block, Blocks
 from ucpstore.geometry.box import Box, Index
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One box of a global array and the ranks that hold it, in rising order."""
-
-    box: Box
-    ranks: tuple[int, ...]
-
-
-def prove_coverage(path: str, shape: Index, blocks: Sequence[Block]) -> None:
+def prove_coverage(path: str, shape: Index, table: Blocks) -> None:
     """Raise StateError where blocks overlap, leave a gap, or lie outside of the array."""
-    boxes = [block.box for block in blocks]
-    if tiles(shape, boxes):
+    if tiles(shape, table):
         return
+    blocks = list(table)
+    boxes = [block.box for block in blocks]
     whole = Box.whole(shape)
     for block in blocks:
         if not whole.contains(block.box):
@@ -49,8 +42,8 @@ def prove_coverage(path: str, shape: Index, blocks: Sequence[Block]) -> None:
         )
 
 
-def tiles(shape: Index, boxes: Sequence[Box]) -> bool:
-    """Whether the boxes cover an array and do not overlap; False too where numbers are too large.
+def tiles(shape: Index, blocks: Blocks) -> bool:
+    """Whether the blocks cover an array and do not overlap; False too where numbers are too large.
 
     How often elements are covered is the running sum, along all dimensions, of a weight at each
     corner of each box: +1 or -1 by the number of upper ends that make the corner. So all elements
@@ -60,9 +53,10 @@ def tiles(shape: Index, boxes: Sequence[Box]) -> bool:
     steps = [math.prod([extent + 1 for extent in shape[dim + 1 :]]) for dim in range(dims)]
     if math.prod([extent + 1 for extent in shape]) >= 1 << 62:
         return False
-    count = len(boxes) + 1
-    lower = np.array([b.offset for b in boxes] + [(0,) * dims], np.int64).reshape(count, dims)
-    upper = lower + np.array([b.shape for b in boxes] + [shape], np.int64).reshape(count, dims)
+    count = len(blocks) + 1
+    whole = np.array([shape], np.int64).reshape(1, dims)
+    lower = np.concatenate([blocks.offsets, np.zeros_like(whole)])
+    upper = lower + np.concatenate([blocks.shapes, whole])
     if (lower < 0).any() or (upper > np.array(shape, np.int64)).any():
         return False
     corners = np.zeros((1, count), np.int64)

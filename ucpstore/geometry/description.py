@@ -9,14 +9,18 @@ object, so that a planner can do its work once for each.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from ucpstore.errors import StateError
-from ucpstore.geometry.box import Box, Index
-from ucpstore.geometry.coverage import Block, prove_coverage
-from ucpstore.geometry.partition import Flat, Partition, block_starts, fragments
+from ucpstore.geometry.blocks import Blocks, join
+from ucpstore.geometry.box import Index
+from ucpstore.geometry.coverage import prove_coverage
+from ucpstore.geometry.held import held_blocks
+from ucpstore.geometry.partition import Flat, Partition, block_starts, pieces_of
 from ucpstore.geometry.splits import Split
 
 
@@ -51,7 +55,7 @@ class Layout:
     """
 
     shape: Index
-    blocks: tuple[Block, ...]
+    blocks: Blocks
     lines: tuple[Index, ...] | None = None
 
 
@@ -81,6 +85,8 @@ class RankClass:
     specs: tuple[ArraySpec, ...]
 
 
+_TOLD = ("shape", "dtype", "dimension_names", "codec", "mean")
+_told = attrgetter(*_TOLD)
 _SAME_PLAIN = (
     "wrap it in ucpstore.PerRank if each rank has its own, or make it a DTensor if it is sharded"
 )
@@ -103,35 +109,22 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
         for spec in member.specs:
             held.setdefault(spec.path, []).append((member, spec))
     layouts: dict[object, Layout] = {}
-    complete: set[object] = set()
     merged = []
     for path in sorted(held):
         holders = held[path]
-        first_class, first = holders[0]
-        for other_class, other in holders[1:]:
-            for name in ("shape", "dtype", "dimension_names", "codec", "mean"):
-                if getattr(first, name) != getattr(other, name):
-                    plain = first.partition is None and other.partition is None
-                    advice = _SAME_PLAIN if plain else _SAME_GLOBAL
-                    raise StateError(
-                        f"{path}: ranks disagree about its {name}: rank {first_class.ranks[0]} has "
-                        f"{getattr(first, name)}, rank {other_class.ranks[0]} has "
-                        f"{getattr(other, name)}; {advice}"
-                    )
+        _, first = holders[0]
+        _check_same(path, holders)
         _check_alone(path, holders)
-        partitions = frozenset(
-            spec.partition or Partition.whole(member.ranks) for member, spec in holders
-        )
-        key = (first.shape, partitions)
+        by_partition = _by_partition(holders)
+        key = (first.shape, frozenset(by_partition))
         layout = layouts.get(key)
         if layout is None:
-            layout = layouts[key] = _layout(path, first.shape, partitions)
-        described = tuple((member.ranks, spec.partition) for member, spec in holders)
-        if (first.shape, described) not in complete:
-            _check_present(path, first.shape, described)
-            complete.add((first.shape, described))
+            layout = layouts[key] = _layout(path, first.shape, by_partition)
+        for partition, having in by_partition.items():
+            if not having.issuperset(partition.ranks):
+                _check_present(path, first.shape, partition, having)
         # Plain tensors are known to be nothing more.
-        joined = len(partitions) > 1 and any(spec.partition for _, spec in holders)
+        joined = len(by_partition) > 1 and any(spec.partition for _, spec in holders)
         merged.append(
             GlobalArray(
                 path,
@@ -145,6 +138,21 @@ def merge(classes: Sequence[RankClass]) -> tuple[GlobalArray, ...]:
             )
         )
     return tuple(merged)
+
+
+def _check_same(path: str, holders: Sequence[tuple[RankClass, ArraySpec]]) -> None:
+    """Refuse an array of which ranks say different things."""
+    first_class, first = holders[0]
+    for other_class, other in holders[1:]:
+        if _told(first) == _told(other):
+            continue
+        name = next(n for n in _TOLD if getattr(first, n) != getattr(other, n))
+        plain = first.partition is None and other.partition is None
+        raise StateError(
+            f"{path}: ranks disagree about its {name}: rank {first_class.ranks[0]} has "
+            f"{getattr(first, name)}, rank {other_class.ranks[0]} has "
+            f"{getattr(other, name)}; {_SAME_PLAIN if plain else _SAME_GLOBAL}"
+        )
 
 
 def _check_alone(path: str, holders: Sequence[tuple[RankClass, ArraySpec]]) -> None:
@@ -166,34 +174,38 @@ def _check_alone(path: str, holders: Sequence[tuple[RankClass, ArraySpec]]) -> N
         )
 
 
-def _check_present(
-    path: str, shape: Index, described: Sequence[tuple[tuple[int, ...], Partition | None]]
-) -> None:
+def _by_partition(
+    holders: Sequence[tuple[RankClass, ArraySpec]],
+) -> dict[Partition, set[int]]:
+    """The ranks that describe an array by each partition; plain tensors are all in one."""
+    found: dict[Partition, set[int]] = {}
+    plain: set[int] = set()
+    for member, spec in holders:
+        if spec.partition is None:
+            plain.update(member.ranks)
+        else:
+            found.setdefault(spec.partition, set()).update(member.ranks)
+    if plain:
+        found.setdefault(Partition.whole(sorted(plain)), set()).update(plain)
+    return found
+
+
+def _check_present(path: str, shape: Index, partition: Partition, having: Set[int]) -> None:
     """Refuse a rank that has a part of the array by its partition, but not in its state."""
-    present: dict[Partition, set[int]] = {}
-    for ranks, partition in described:
-        if partition is not None:
-            present.setdefault(partition, set()).update(ranks)
-    for partition, having in present.items():
-        for rank, pieces in fragments(partition, shape).items():
-            if pieces and rank not in having:
-                raise StateError(
-                    f"{path}: rank {rank} holds {pieces[0].box} of shape {shape} by the mesh and "
-                    f"placements that rank {min(having)} gives, but its own state has no such "
-                    "tensor; put the tensor into the state on every rank of its mesh (in a "
-                    "specification unique(axis) says that others do not have it)"
-                )
+    absent = {*held_blocks(partition, shape).ranks.tolist()} - having
+    if absent:
+        rank = min(absent)
+        box = pieces_of(partition, shape, rank)[0].box
+        raise StateError(
+            f"{path}: rank {rank} holds {box} of shape {shape} by the mesh and "
+            f"placements that rank {min(having)} gives, but its own state has no such "
+            "tensor; put the tensor into the state on every rank of its mesh (in a "
+            "specification unique(axis) says that others do not have it)"
+        )
 
 
 def _layout(path: str, shape: Index, partitions: Collection[Partition]) -> Layout:
-    holders: dict[Box, set[int]] = {}
-    for partition in partitions:
-        for rank, pieces in fragments(partition, shape).items():
-            for piece in pieces:
-                holders.setdefault(piece.box, set()).add(rank)
-    # by a key, since comparing boxes themselves is slow
-    boxes = sorted(holders, key=lambda box: (box.offset, box.shape))
-    blocks = tuple(Block(box, tuple(sorted(holders[box]))) for box in boxes)
+    blocks = join([held_blocks(partition, shape) for partition in partitions])
     prove_coverage(path, shape, blocks)
     if all(partition.flat is None for partition in partitions):
         return Layout(shape, blocks)
@@ -228,8 +240,7 @@ def specs_to_bytes(specs: Sequence[ArraySpec]) -> bytes:
 def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
     """The inverse of `specs_to_bytes`."""
     meshes, table, rows = json.loads(data)
-    # Ranks that hold much in common share one tuple of them.
-    shared = [(tuple(axes), tuple(ranks)) for axes, ranks in meshes]
+    shared = [_mesh(tuple(axes), tuple(ranks)) for axes, ranks in meshes]
     partitions: list[Partition | None] = []
     for entry in table:
         if entry is None:
@@ -244,6 +255,12 @@ def specs_from_bytes(data: bytes) -> tuple[ArraySpec, ...]:
         ArraySpec(path, tuple(shape), dtype, tuple(names), partitions[number], codec, *rest)
         for path, shape, dtype, names, number, codec, *rest in rows
     )
+
+
+@lru_cache(maxsize=256)
+def _mesh(axes: Index, ranks: Index) -> tuple[Index, Index]:
+    """One and the same for all descriptions, so that equal meshes are quickly seen to be equal."""
+    return axes, ranks
 
 
 def _split_to_json(split: Split | Flat | None) -> object:

@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ucpstore.geometry.blocks import Numbers
 from ucpstore.geometry.box import Box, Index, Piece, run_boxes
 from ucpstore.geometry.splits import Range, Split, split_ranges
 
@@ -49,6 +50,11 @@ class Partition:
     splits: tuple[Split | Flat | None, ...]
     padded: Index = ()
 
+    def __hash__(self) -> int:
+        # Not of all ranks: there are thousands, and few meshes differ in others only.
+        ends = self.ranks[:1], self.ranks[-1:], len(self.ranks)
+        return hash((self.axes, ends, self.splits, self.padded))
+
     @staticmethod
     def whole(ranks: Sequence[int]) -> Partition:
         """Every one of `ranks` holds the entire array."""
@@ -77,30 +83,32 @@ class FlatView:
 
 
 @lru_cache(maxsize=4096)
-def fragments(partition: Partition, shape: Index) -> dict[int, tuple[Piece, ...]]:
-    """The non-empty pieces of every rank of the partition; a rank without data may be left out.
+def pieces_of(partition: Partition, shape: Index, rank: int) -> tuple[Piece, ...]:
+    """The non-empty pieces of one rank; none outside of the mesh.
 
     The local box counts along the rank's block, in which the ranges of a dimension follow each
-    other without gaps. Ranks that hold the same share one tuple. Callers must not change the
-    result.
+    other without gaps.
     """
-    found: dict[int, tuple[Piece, ...]] = {}
-    boxes: dict[Index, list[list[Box]]] = {}
-    for ranges, holders in zip(_blocks(partition, shape), _holders(partition), strict=True):
-        extent = _extent(ranges)
-        if extent not in boxes:
-            boxes[extent] = _boxes(partition, extent)
-        for ranks, parts in zip(holders, boxes[extent], strict=True):
-            if parts:
-                pieces = [piece for box in parts for piece in _pieces(ranges, shape, box)]
-                found.update(dict.fromkeys(ranks, tuple(pieces)))
-    return found
+    if rank not in partition.ranks:
+        return ()
+    position = _position(partition, rank)
+    ranges = _block(partition, shape, position)
+    extent = extent_of(ranges)
+    boxes = [Box.whole(extent)]
+    if partition.flat is not None:
+        boxes = list(run_boxes(extent, *_own_range(partition, position, extent)))
+    return tuple(piece for box in boxes for piece in _pieces(ranges, shape, box))
+
+
+def fragments(partition: Partition, shape: Index) -> dict[int, tuple[Piece, ...]]:
+    """The non-empty pieces of every rank of the mesh."""
+    return {rank: pieces_of(partition, shape, rank) for rank in partition.ranks}
 
 
 def block_starts(partition: Partition, shape: Index) -> tuple[set[int], ...]:
     """Where, along each dimension, the ranks' blocks and the parts of their sections start."""
     starts: tuple[set[int], ...] = tuple(set() for _ in shape)
-    for ranges in _blocks(partition, shape):
+    for ranges in split_blocks(partition, shape):
         kept = [
             {start for start, _ in each if start < extent}
             for each, extent in zip(ranges, shape, strict=True)
@@ -122,7 +130,7 @@ def local_shape(partition: Partition, shape: Index, rank: int) -> Index:
 
     Raises KeyError for a rank outside of the mesh.
     """
-    return _extent(_block(partition, shape, _position(partition, rank)))
+    return extent_of(_block(partition, shape, _position(partition, rank)))
 
 
 def flat_views(partition: Partition, shape: Index, rank: int) -> tuple[Range, tuple[FlatView, ...]]:
@@ -130,14 +138,10 @@ def flat_views(partition: Partition, shape: Index, rank: int) -> tuple[Range, tu
 
     A range of an n-dimensional block is at most 2 n - 1 boxes.
     """
-    flat = partition.flat
-    assert flat is not None, "no axis cuts flattened blocks"
-    axis, row = flat
     position = _position(partition, rank)
     ranges = _block(partition, shape, position)
-    extent = _extent(ranges)
-    coordinate = position // math.prod(partition.axes[axis + 1 :]) % partition.axes[axis]
-    start, stop = _range(row, coordinate, math.prod(extent))
+    extent = extent_of(ranges)
+    start, stop = _own_range(partition, position, extent)
     views = []
     first = 0
     for box in run_boxes(extent, start, stop):
@@ -150,27 +154,18 @@ def flat_views(partition: Partition, shape: Index, rank: int) -> tuple[Range, tu
     return (start, stop), tuple(views)
 
 
-def _range(row: Flat, coordinate: int, size: int) -> Range:
-    """The elements of a block of `size` that lie in one part of the row."""
+def _own_range(partition: Partition, position: int, extent: Index) -> Range:
+    """The elements of its block of `extent` that one position of the mesh holds."""
+    flat = partition.flat
+    assert flat is not None, "no axis cuts flattened blocks"
+    axis, row = flat
+    size = math.prod(extent)
+    coordinate = position // math.prod(partition.axes[axis + 1 :]) % partition.axes[axis]
     start = min(max(coordinate * row.part - row.offset, 0), size)
     return start, min(max((coordinate + 1) * row.part - row.offset, start), size)
 
 
-def _boxes(partition: Partition, extent: Index) -> list[list[Box]]:
-    """The boxes of a block of `extent` that each coordinate of the flat axis holds."""
-    flat = partition.flat
-    if flat is None:
-        return [[Box.whole(extent)]]
-    axis, row = flat
-    size = math.prod(extent)
-    held: list[list[Box]] = [[] for _ in range(partition.axes[axis])]
-    first, last = row.offset // row.part, -(-(row.offset + size) // row.part)
-    for coordinate in range(first, min(last, len(held))):
-        held[coordinate] = list(run_boxes(extent, *_range(row, coordinate, size)))
-    return held
-
-
-def _blocks(partition: Partition, shape: Index) -> list[Ranges]:
+def split_blocks(partition: Partition, shape: Index) -> list[Ranges]:
     """What the splits leave of each dimension, for all coordinates of the axes that split."""
     whole: Ranges = [[(0, extent)] for extent in partition.padded or shape]
     held = [whole]
@@ -185,17 +180,18 @@ def _blocks(partition: Partition, shape: Index) -> list[Ranges]:
     return held
 
 
-def _holders(partition: Partition) -> list[list[list[int]]]:
-    """For each of `_blocks`, and each coordinate of the flat axis, the ranks that hold it."""
+def holders_of(partition: Partition) -> Numbers:
+    """The ranks that hold each part of a row of each of `split_blocks`: (blocks x parts, ranks).
+
+    Without a flat axis each block has one part.
+    """
     kinds: list[list[int]] = [[], [], []]
     for axis, split in enumerate(partition.splits):
         kinds[0 if isinstance(split, Split) else 1 if isinstance(split, Flat) else 2].append(axis)
-    sizes = [math.prod([partition.axes[axis] for axis in axes]) for axes in kinds]
+    copies = math.prod([partition.axes[axis] for axis in kinds[2]])
+    parts = math.prod([partition.axes[axis] for axis in (*kinds[0], *kinds[1])])
     ranks = np.array(partition.ranks, dtype=np.int64).reshape(partition.axes)
-    held: list[list[list[int]]] = (
-        ranks.transpose(list(itertools.chain(*kinds))).reshape(sizes).tolist()
-    )
-    return held
+    return ranks.transpose(list(itertools.chain(*kinds))).reshape(parts, copies)
 
 
 def _block(partition: Partition, shape: Index, position: int) -> Ranges:
@@ -217,7 +213,7 @@ def _position(partition: Partition, rank: int) -> int:
         raise KeyError(rank) from None
 
 
-def _extent(ranges: Ranges) -> Index:
+def extent_of(ranges: Ranges) -> Index:
     return tuple([sum([stop - start for start, stop in kept]) for kept in ranges])
 
 

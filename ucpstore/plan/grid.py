@@ -15,8 +15,11 @@ several are side by side in one section, and a range has that many at either end
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from ucpstore.geometry import PLAIN_LIMIT_BYTES, Grid, Index, Layout
 from ucpstore.options import Options
@@ -158,13 +161,12 @@ def _cuts(layout: Layout) -> list[_Cut | None]:
 
 def _range_cuts(layout: Layout) -> list[_Cut | None]:
     """All cuts, those into ranges of blocks too."""
-    offsets = [block.box.offset for block in layout.blocks]
-    return [_cut({offset[dim] for offset in offsets}) for dim in range(len(layout.shape))]
+    return [_cut(along) for along in layout.blocks.offsets.T]
 
 
-def _cut(starts: Iterable[int]) -> _Cut | None:
-    lines = set(starts) - {0}
-    return _Cut(len(lines), math.gcd(*lines)) if lines else None
+def _cut(starts: npt.ArrayLike) -> _Cut | None:
+    lines = np.setdiff1d(starts, [0])
+    return _Cut(len(lines), int(np.gcd.reduce(lines))) if len(lines) else None
 
 
 def _chunk_extent(cut: _Cut | None, extent: int, wished: float, most: int) -> int | None:

@@ -6,14 +6,13 @@ rank.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ucpstore.geometry import Index
-from ucpstore.plan.parts import NOBODY, Cut, CutObject
+from ucpstore.geometry import Index, Numbers
+from ucpstore.plan.parts import NOBODY, Cut, Senders
 
 REQUEST_COST_BYTES = 256 * 1024
 """Counted per object beside its bytes: else one rank with a little less data than the others would
@@ -26,30 +25,21 @@ Owners = npt.NDArray[np.int32]
 class LeastLoaded:
     """Loads of ranks, and which of a set of ranks bears the least."""
 
-    def __init__(self, loads: Sequence[int]) -> None:
-        self._loads = list(loads)
-        self._heaps: dict[Index, list[tuple[int, int]]] = {}
+    def __init__(self, loads: npt.ArrayLike) -> None:
+        self._loads = np.array(loads, dtype=np.int64)
 
     @property
     def loads(self) -> Index:
         """The load of every rank."""
-        return tuple(self._loads)
+        return tuple(self._loads.tolist())
 
     def add(self, rank: int, load: int) -> None:
-        """Give the rank more load; loads never shrink."""
+        """Give the rank more load."""
         self._loads[rank] += load
 
-    def pick(self, ranks: Index) -> int:
-        """The least loaded of `ranks`, the lowest rank among equals."""
-        heap = self._heaps.get(ranks)
-        if heap is None:
-            heap = self._heaps[ranks] = [(self._loads[rank], rank) for rank in ranks]
-            heapq.heapify(heap)
-        # Entries may be out of date, but only too low: one that is up to date and on top is least.
-        while heap[0][0] != self._loads[heap[0][1]]:
-            rank = heap[0][1]
-            heapq.heapreplace(heap, (self._loads[rank], rank))
-        return heap[0][1]
+    def pick(self, ranks: Numbers) -> int:
+        """The least loaded of `ranks`, which rise: the lowest rank among equals."""
+        return int(ranks[self._loads[ranks].argmin()])
 
 
 def assign_owners(cuts: Sequence[Cut], size: int) -> tuple[list[Owners], LeastLoaded]:
@@ -61,21 +51,21 @@ def assign_owners(cuts: Sequence[Cut], size: int) -> tuple[list[Owners], LeastLo
     owners: list[Owners] = []
     choices: list[tuple[int, int, int]] = []
     for number, cut in enumerate(cuts):
-        costs = np.array([_cost(item) for item in cut.objects], dtype=np.int64)
+        costs = cut.stored_bytes + REQUEST_COST_BYTES
         fixed = cut.settled != NOBODY
         np.add.at(loads, cut.settled[fixed], costs[fixed])
-        owners.append(cut.settled.copy() if cut.open_objects else cut.settled)
-        choices.extend((-_cost(cut.objects[o]), number, o) for o in cut.open_objects)
-    ranks = LeastLoaded(loads.tolist())
+        owners.append(cut.settled.astype(np.int32))
+        (free,) = np.nonzero(~fixed)
+        choices.extend(
+            (-cost, number, position)
+            for cost, position in zip(costs[free].tolist(), free.tolist(), strict=True)
+        )
+    ranks = LeastLoaded(loads)
     for cost, number, position in sorted(choices):
-        owner = ranks.pick(cuts[number].objects[position].candidates)
+        owner = ranks.pick(cuts[number].candidates(position))
         owners[number][position] = owner
         ranks.add(owner, -cost)
     return owners, ranks
-
-
-def _cost(item: CutObject) -> int:
-    return item.stored_bytes + REQUEST_COST_BYTES
 
 
 def assign_metadata(owners: Sequence[Owners], ranks: LeastLoaded) -> list[int]:
@@ -83,7 +73,7 @@ def assign_metadata(owners: Sequence[Owners], ranks: LeastLoaded) -> list[int]:
 
     An array without objects goes to the least loaded rank.
     """
-    everyone = tuple(range(len(ranks.loads)))
+    everyone = np.arange(len(ranks.loads))
     writers = []
     for own in owners:
         if own.size:
@@ -94,23 +84,25 @@ def assign_metadata(owners: Sequence[Owners], ranks: LeastLoaded) -> list[int]:
     return writers
 
 
-def assign_senders(
-    item: CutObject, itemsize: int, owner: int, sent: LeastLoaded
-) -> dict[int, tuple[int, ...]]:
-    """{rank: part numbers} of a shared object, every part once.
+def assign_senders(cut: Cut, number: int, owner: int, sent: list[int]) -> Senders:
+    """Who sends what of a shared object, every part once.
 
     The owner takes from its own memory what it holds; the rest comes from the holder that has been
-    given the least to send, in bytes, where there was a choice.
+    given the least to send, in bytes, where there was a choice. `sent` are the bytes that each rank
+    has to send; it is changed.
     """
-    if item.sole_senders is not None:
-        return item.sole_senders
-    senders: dict[int, list[int]] = {}
-    for number, part in enumerate(item.parts):
-        holders = part.block.ranks
+    sole = cut.sole.get(number)
+    if sole is not None:
+        return sole
+    parts = cut.parts_of(number)
+    sizes = (cut.sizes[parts.start : parts.stop] * cut.itemsize).tolist()
+    senders: list[int] = []
+    for part, size in zip(parts, sizes, strict=True):
+        holders = cut.blocks.holders(cut.of_blocks[part]).tolist()
         if owner in holders:
-            sender = owner
-        else:
-            sender = holders[0] if len(holders) == 1 else sent.pick(holders)
-            sent.add(sender, part.box.size * itemsize)
-        senders.setdefault(sender, []).append(number)
-    return {rank: tuple(numbers) for rank, numbers in senders.items()}
+            senders.append(owner)
+            continue
+        sender = min(holders, key=sent.__getitem__)
+        sent[sender] += size
+        senders.append(sender)
+    return Senders.of(np.array(senders), np.array(sizes), parts.start)

@@ -1,7 +1,8 @@
 """Which ranks hold what of every object: the work that arrays cut alike share.
 
 A `Cut` is made once per layout and item size; arrays with the same one only differ in the owners
-of their objects.
+of their objects. Objects and the parts of them that blocks have are numbered in row-major order,
+the parts of one object in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ucpstore.geometry import Block, Box, Grid, Index, Layout
+from ucpstore.geometry import Blocks, Box, Grid, Index, Layout, Numbers, spread, starts_of
+from ucpstore.geometry.grid import CHECKSUM_BYTES
 from ucpstore.options import Options
 from ucpstore.plan.grid import choose_grid
 
@@ -20,44 +22,98 @@ NOBODY = -1
 """In place of a rank where the owner of an object is not settled yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The region that one block has in one object, in global coordinates."""
-
-    block: Block
-    box: Box
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class CutObject:
-    """One object: its stored bytes, its parts in order, and the ranks that may own it.
+class Senders:
+    """The ranks that fill one object, in rising order, and what each sends, the owner too.
 
-    The parts are disjoint and cover the object. `shared` says that no rank has all of it, or that
-    the mean of several ranks' values is stored; `sole_senders` is then {rank: part numbers} where
-    there is no choice who sends what.
+    `sent_bytes` has their bytes. Rank n of them sends `parts` from `starts[n]` to `starts[n + 1]`,
+    which are numbers of parts of the cut.
     """
 
-    index: Index
-    stored_bytes: int
-    parts: tuple[Part, ...]
-    candidates: Index
-    shared: bool
-    sole_senders: dict[int, tuple[int, ...]] | None
+    ranks: Numbers
+    sent_bytes: Numbers
+    starts: Numbers
+    parts: Numbers
+
+    @staticmethod
+    def of(senders: Numbers, sizes: Numbers, first: int) -> Senders:
+        """One sender for each part of an object, and the parts' bytes; parts begin at `first`."""
+        order = np.argsort(senders, kind="stable")
+        ranks, starts = np.unique(senders[order], return_index=True)
+        return Senders(
+            ranks,
+            np.add.reduceat(sizes[order], starts),
+            np.append(starts, len(order)),
+            order + first,
+        )
+
+    def number(self, rank: int) -> int | None:
+        """Which of the senders a rank is, None where it sends nothing."""
+        number = int(self.ranks.searchsorted(rank))
+        found = number < len(self.ranks) and self.ranks[number] == rank
+        return number if found else None
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all that is sent."""
+        return int(self.sent_bytes.sum())
+
+    def bytes_of(self, rank: int) -> int:
+        """Bytes of the parts that a rank sends."""
+        number = self.number(rank)
+        return 0 if number is None else int(self.sent_bytes[number])
+
+    def parts_of(self, rank: int) -> Sequence[int]:
+        """The parts that a rank sends, in rising order."""
+        number = self.number(rank)
+        if number is None:
+            return ()
+        parts: list[int] = self.parts[self.starts[number] : self.starts[number + 1]].tolist()
+        return parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """The grid of a layout and its objects in row-major order.
+    """The grid of a layout, its objects, and the parts that blocks have of them.
 
-    `settled` holds each object's only candidate, or `NOBODY` where there is a choice.
+    `of_blocks` and `sizes` (in elements) are by part; the others by object. `shared` says that no
+    rank has all of an object, or that the mean of several ranks' values is stored; `sole` has the
+    senders of such an object where there is no choice. `settled` is the only rank that may own an
+    object, or `NOBODY`; all that may are `ranks` from `first` to `last`, in rising order.
     """
 
     grid: Grid
     itemsize: int
-    objects: tuple[CutObject, ...]
-    settled: npt.NDArray[np.int32]
-    open_objects: Index
-    shared_objects: Index
+    blocks: Blocks
+    of_blocks: Numbers
+    sizes: Numbers
+    starts: Numbers
+    stored_bytes: Numbers
+    shared: npt.NDArray[np.bool_]
+    sole: dict[int, Senders]
+    ranks: Numbers
+    first: Numbers
+    last: Numbers
+    settled: Numbers
+
+    def index(self, number: int) -> Index:
+        """The index of an object in the grid."""
+        return tuple([int(n) for n in np.unravel_index(number, self.grid.objects)])
+
+    def parts_of(self, number: int) -> range:
+        """The parts of an object."""
+        return range(self.starts[number], self.starts[number + 1])
+
+    def box(self, number: int, part: int) -> Box:
+        """The region of one part of an object, in global coordinates."""
+        block = self.blocks.box(self.of_blocks[part])
+        common = block.intersect(self.grid.object_box(self.index(number)))
+        assert common is not None, "a part of another object"
+        return common
+
+    def candidates(self, number: int) -> Numbers:
+        """The ranks that may own an object."""
+        return self.ranks[self.first[number] : self.last[number]]
 
 
 def cut_layout(layout: Layout, itemsize: int, options: Options, *, mean: bool = False) -> Cut:
@@ -66,71 +122,130 @@ def cut_layout(layout: Layout, itemsize: int, options: Options, *, mean: bool = 
     With `mean` every holder of a part sends it, for their mean is stored.
     """
     grid = choose_grid(layout, itemsize, options)
-    boxes = {index: grid.object_box(index) for index in grid.object_indices()}
-    parts: dict[Index, list[Part]] = {index: [] for index in boxes}
-    for block in layout.blocks:
-        touched = list(grid.objects_touching(block.box))
-        for index in touched:
-            common = block.box if len(touched) == 1 else block.box.intersect(boxes[index])
-            if common is not None:
-                parts[index].append(Part(block, common))
-    objects = tuple(
-        _cut_object(grid, index, itemsize, parts[index], box.size, mean=mean)
-        for index, box in boxes.items()
-    )
-    settled = np.array(
-        [o.candidates[0] if len(o.candidates) == 1 else NOBODY for o in objects], dtype=np.int32
-    )
+    blocks = layout.blocks
+    elements, stored_bytes = _object_sizes(grid, itemsize)
+    count = len(elements)
+    of_objects, of_blocks, sizes = _parts(blocks, grid)
+    starts = starts_of(of_objects, count)
+    several = np.zeros(count, bool)
+    several[of_objects[np.diff(blocks.starts)[of_blocks] > 1]] = True
+    averaged = several & mean
+    # An object inside of one block belongs to the block's holders; only others are looked into.
+    inside = (np.diff(starts) == 1) & ~averaged
+    held = _holdings(blocks, of_objects, of_blocks, sizes, ~inside)
+    whole = held.elements == elements[held.objects]
+    shared = ~inside
+    shared[held.objects[whole]] = False
+    shared |= averaged
+    may_own = whole | shared[held.objects]
+    bounds = len(blocks.ranks) + starts_of(held.objects[may_own], count)
+    only = of_blocks[starts[:-1]]  # the one block of objects inside of one
+    first = np.where(inside, blocks.starts[only], bounds[:-1])
+    last = np.where(inside, blocks.starts[only + 1], bounds[1:])
+    ranks = np.concatenate([blocks.ranks, held.ranks[may_own]])
     return Cut(
         grid,
         itemsize,
-        objects,
-        settled,
-        tuple(np.flatnonzero(settled == NOBODY).tolist()),
-        tuple(number for number, item in enumerate(objects) if item.shared),
-    )
-
-
-def _cut_object(
-    grid: Grid, index: Index, itemsize: int, parts: Sequence[Part], size: int, *, mean: bool
-) -> CutObject:
-    holders, whole = _holders(parts, size)
-    mean = mean and any(len(part.block.ranks) > 1 for part in parts)
-    shared = mean or not whole
-    return CutObject(
-        index,
-        grid.object_bytes(index, itemsize),
-        tuple(parts),
-        holders if shared else whole,
+        blocks,
+        of_blocks,
+        sizes,
+        starts,
+        stored_bytes,
         shared,
-        (_holders_send(parts) if mean else _sole_senders(parts)) if shared else None,
+        {
+            number: held.senders(number, itemsize)
+            for number in np.flatnonzero(shared & (averaged | ~several)).tolist()
+        },
+        ranks,
+        first,
+        last,
+        np.where(last - first == 1, ranks[first], NOBODY),
     )
 
 
-def _holders(parts: Sequence[Part], size: int) -> tuple[Index, Index]:
-    """The ranks that hold something of the object, and those that hold all of it."""
-    if len(parts) == 1:
-        ranks = parts[0].block.ranks
-        return ranks, ranks
-    held: dict[int, int] = {}
-    for part in parts:
-        for rank in part.block.ranks:
-            held[rank] = held.get(rank, 0) + part.box.size
-    return (
-        tuple(sorted(held)),
-        tuple(rank for rank in sorted(held) if held[rank] == size),
+def _object_sizes(grid: Grid, itemsize: int) -> tuple[Numbers, Numbers]:
+    """Elements of all objects, and their stored bytes without compression."""
+    elements = chunks = np.ones(1, np.int64)
+    for extent, chunk, along, count in zip(
+        grid.shape, grid.chunk, grid.object, grid.objects, strict=True
+    ):
+        extents = np.minimum(along, extent - np.arange(count) * along)
+        elements = np.multiply.outer(elements, extents).reshape(-1)
+        chunks = np.multiply.outer(chunks, -(-extents // chunk)).reshape(-1)
+    return elements, chunks * (grid.chunk_bytes(itemsize) + CHECKSUM_BYTES) + grid.index_bytes
+
+
+def _parts(blocks: Blocks, grid: Grid) -> tuple[Numbers, Numbers, Numbers]:
+    """Objects, blocks and elements of all parts, by object and then by block."""
+    extents = np.array(grid.object, np.int64)
+    first = blocks.offsets // extents
+    stops = blocks.offsets + blocks.shapes
+    touched = -(-stops // extents) - first
+    counts = touched.prod(axis=1)
+    of_blocks, within = spread(np.zeros_like(counts), counts)
+    objects = np.zeros_like(within)
+    sizes = np.ones_like(within)
+    step = 1
+    for dim in reversed(range(len(extents))):
+        within, position = np.divmod(within, touched[of_blocks, dim])
+        position += first[of_blocks, dim]
+        start = np.maximum(blocks.offsets[of_blocks, dim], position * extents[dim])
+        sizes *= np.minimum(stops[of_blocks, dim], (position + 1) * extents[dim]) - start
+        objects += position * step
+        step *= grid.objects[dim]
+    order = np.argsort(objects, kind="stable")
+    return objects[order], of_blocks[order], sizes[order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Holdings:
+    """Who holds what of some of the objects: one row for each object and rank, in this order.
+
+    `starts` is by object. A row's parts, `elements` together, are `parts` from `firsts` on, to
+    those of the next row.
+    """
+
+    starts: Numbers
+    objects: Numbers
+    ranks: Numbers
+    elements: Numbers
+    firsts: Numbers
+    parts: Numbers
+
+    def senders(self, number: int, itemsize: int) -> Senders:
+        """All holders of an object send all that they hold."""
+        start, stop = self.starts[number], self.starts[number + 1]
+        firsts = self.firsts[start : stop + 1]
+        return Senders(
+            self.ranks[start:stop],
+            self.elements[start:stop] * itemsize,
+            firsts - firsts[0],
+            self.parts[firsts[0] : firsts[-1]],
+        )
+
+
+def _holdings(
+    blocks: Blocks,
+    of_objects: Numbers,
+    of_blocks: Numbers,
+    sizes: Numbers,
+    looked: npt.NDArray[np.bool_],
+) -> _Holdings:
+    (parts,) = looked[of_objects].nonzero()
+    starts = blocks.starts[of_blocks[parts]]
+    rows, places = spread(starts, blocks.starts[of_blocks[parts] + 1] - starts)
+    parts, ranks = parts[rows], blocks.ranks[places]
+    order = np.lexsort((ranks, of_objects[parts]))
+    parts, ranks = parts[order], ranks[order]
+    objects = of_objects[parts]
+    fresh = np.ones(len(parts), bool)
+    fresh[1:] = (objects[1:] != objects[:-1]) | (ranks[1:] != ranks[:-1])
+    (firsts,) = fresh.nonzero()
+    return _Holdings(
+        starts_of(objects[firsts], len(looked)),
+        objects[firsts],
+        ranks[firsts],
+        np.add.reduceat(sizes[parts], firsts) if len(firsts) else sizes[:0],
+        np.append(firsts, len(parts)),
+        parts,
     )
-
-
-def _sole_senders(parts: Sequence[Part]) -> dict[int, tuple[int, ...]] | None:
-    alone = all(len(part.block.ranks) == 1 for part in parts)
-    return _holders_send(parts) if alone else None
-
-
-def _holders_send(parts: Sequence[Part]) -> dict[int, tuple[int, ...]]:
-    """Every rank sends all that it holds."""
-    senders: dict[int, list[int]] = {}
-    for number, part in enumerate(parts):
-        for rank in part.block.ranks:
-            senders.setdefault(rank, []).append(number)
-    return {rank: tuple(numbers) for rank, numbers in senders.items()}

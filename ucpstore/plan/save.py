@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ucpstore.dtypes import itemsize as dtype_itemsize
 from ucpstore.geometry import Box, GlobalArray, Grid, Index, Layout
 from ucpstore.options import Options
 from ucpstore.plan.owners import (
-    LeastLoaded,
     Owners,
     assign_metadata,
     assign_owners,
@@ -99,12 +100,12 @@ class SavePlan:
     @property
     def objects(self) -> int:
         """Number of objects of all arrays."""
-        return sum(len(cut.objects) for cut in self._cuts)
+        return sum(len(cut.stored_bytes) for cut in self._cuts)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all objects without compression."""
-        return sum(item.stored_bytes for cut in self._cuts for item in cut.objects)
+        return sum(int(cut.stored_bytes.sum()) for cut in self._cuts)
 
     @property
     def real_bytes(self) -> int:
@@ -118,10 +119,8 @@ class SavePlan:
     def exchanged_bytes(self) -> int:
         """Bytes that ranks send to other ranks."""
         return sum(
-            shared.sent_bytes(rank)
+            shared.senders.total_bytes - shared.senders.bytes_of(shared.owner)
             for shared in self._shared
-            for rank in shared.senders
-            if rank != shared.owner
         )
 
     @property
@@ -143,11 +142,10 @@ class SavePlan:
 
     def written_bytes(self) -> Index:
         """Bytes of the objects that each rank owns."""
-        written = [0] * self.size
+        written = np.zeros(self.size, np.int64)
         for cut, owners in zip(self._cuts, self._owners, strict=True):
-            for item, owner in zip(cut.objects, owners.tolist(), strict=True):
-                written[owner] += item.stored_bytes
-        return tuple(written)
+            np.add.at(written, owners, cut.stored_bytes)
+        return tuple(written.tolist())
 
     def rank(self, rank: int) -> RankPlan:
         """The part of one rank."""
@@ -159,38 +157,37 @@ class SavePlan:
 
     def _own_writes(self, rank: int) -> Iterable[ObjectWrite]:
         for number, (cut, owners) in enumerate(zip(self._cuts, self._owners, strict=True)):
-            for position in (owners == rank).nonzero()[0].tolist():
-                item = cut.objects[position]
-                if not item.shared:
-                    yield ObjectWrite(number, item.index, tuple(p.box for p in item.parts))
+            for position in ((owners == rank) & ~cut.shared).nonzero()[0].tolist():
+                own = tuple(cut.box(position, part) for part in cut.parts_of(position))
+                yield ObjectWrite(number, cut.index(position), own)
 
     def _rank_rounds(self, rank: int) -> Iterable[Round]:
         members: list[list[SharedObject]] = [[] for _ in range(self.rounds)]
         for shared, number in zip(self._shared, self._rounds, strict=True):
-            if shared.owner == rank or rank in shared.senders:
+            if shared.owner == rank or shared.senders.number(rank) is not None:
                 members[number].append(shared)
-        return (_rank_round(rank, objects) for objects in members)
+        return (self._rank_round(rank, objects) for objects in members)
 
+    def _rank_round(self, rank: int, objects: Sequence[SharedObject]) -> Round:
+        sends: dict[int, list[Transfer]] = {}
+        receives: dict[int, list[Transfer]] = {}
+        writes = []
+        for shared in objects:
+            if shared.owner == rank:
+                own: list[Transfer] = []
+                for sender in shared.senders.ranks.tolist():
+                    into = own if sender == rank else receives.setdefault(sender, [])
+                    into.extend(self._transfers(shared, sender))
+                index = self._cuts[shared.array].index(shared.number)
+                writes.append(ObjectWrite(shared.array, index, tuple(t.box for t in own)))
+            else:
+                sends.setdefault(shared.owner, []).extend(self._transfers(shared, rank))
+        return Round(_messages(sends), _messages(receives), tuple(writes))
 
-def _rank_round(rank: int, objects: Sequence[SharedObject]) -> Round:
-    sends: dict[int, list[Transfer]] = {}
-    receives: dict[int, list[Transfer]] = {}
-    writes = []
-    for shared in objects:
-        if shared.owner == rank:
-            own: list[Transfer] = []
-            for sender in shared.senders:
-                into = own if sender == rank else receives.setdefault(sender, [])
-                into.extend(_transfers(shared, sender))
-            writes.append(ObjectWrite(shared.array, shared.item.index, tuple(t.box for t in own)))
-        elif rank in shared.senders:
-            sends.setdefault(shared.owner, []).extend(_transfers(shared, rank))
-    return Round(_messages(sends), _messages(receives), tuple(writes))
-
-
-def _transfers(shared: SharedObject, sender: int) -> Iterable[Transfer]:
-    for number in shared.senders[sender]:
-        yield Transfer(shared.array, shared.item.index, shared.item.parts[number].box)
+    def _transfers(self, shared: SharedObject, sender: int) -> Iterable[Transfer]:
+        cut = self._cuts[shared.array]
+        for part in shared.senders.parts_of(sender):
+            yield Transfer(shared.array, cut.index(shared.number), cut.box(shared.number, part))
 
 
 def _messages(transfers: dict[int, list[Transfer]]) -> tuple[Message, ...]:
@@ -224,11 +221,12 @@ def plan_save(arrays: Sequence[GlobalArray], size: int, options: Options) -> Sav
 
 
 def _share(cuts: Sequence[Cut], owners: Sequence[Owners], size: int) -> tuple[SharedObject, ...]:
-    sent = LeastLoaded([0] * size)
+    sent = [0] * size
     shared = []
-    for number, (cut, own) in enumerate(zip(cuts, owners, strict=True)):
-        for position in cut.shared_objects:
-            item, owner = cut.objects[position], int(own[position])
-            senders = assign_senders(item, cut.itemsize, owner, sent)
-            shared.append(SharedObject(number, item, cut.itemsize, owner, senders))
+    for array, (cut, own) in enumerate(zip(cuts, owners, strict=True)):
+        for number in cut.shared.nonzero()[0].tolist():
+            owner = int(own[number])
+            senders = assign_senders(cut, number, owner, sent)
+            size_bytes = int(cut.stored_bytes[number])
+            shared.append(SharedObject(array, number, size_bytes, owner, senders))
     return tuple(shared)

@@ -7,7 +7,7 @@ import numpy as np
 from ucpstore.arrays.metadata import array_document
 from ucpstore.arrays.packed import ObjectEncoder
 from ucpstore.arrays.raw import RawArray
-from ucpstore.geometry import Block, Box, Grid, Index, Layout
+from ucpstore.geometry import Block, Blocks, Box, Grid, Index, Layout
 from ucpstore.options import Options
 from ucpstore.plan import choose_grid
 from ucpstore.saving.writer import Written
@@ -19,7 +19,8 @@ BYTES = "uint8"
 
 def bytes_grid(size: int, options: Options) -> Grid:
     """The grid of a one-dimensional array of bytes that one rank holds."""
-    whole = Layout((size,), (Block(Box((0,), (size,)), (0,)),) if size else ())
+    held = [Block(Box((0,), (size,)), (0,))] if size else []
+    whole = Layout((size,), Blocks.of(1, held))
     return choose_grid(whole, 1, options)
 
 

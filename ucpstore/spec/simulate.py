@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import ArraySpec, Index, Partition, Piece, RankClass, fragments, merge
+from ucpstore.geometry import ArraySpec, Index, Partition, Piece, RankClass, merge, pieces_of
 from ucpstore.spec.lower import Lowered
 from ucpstore.spec.stacks import Layer
 
@@ -87,7 +87,7 @@ def table(rules: Rules, state: object, rank: int) -> str:
             found, pieces = stacks[leaf.name]
         else:
             found = rules.lower(leaf.name, leaf.shape, rank)
-            pieces = fragments(found.partition, found.shape).get(rank, ())
+            pieces = pieces_of(found.partition, found.shape, rank)
         shown = " ".join(map(_bounds, (piece.box for piece in pieces))) or "nothing"
         if found.scale != 1:
             shown += f" times {found.scale}"

@@ -9,7 +9,7 @@ from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from ucpstore.errors import StateError
-from ucpstore.geometry import Flat, Index, Piece, fragments
+from ucpstore.geometry import Flat, Index, Piece, pieces_of
 from ucpstore.spec.axes import Axes
 from ucpstore.spec.lower import Lowered, key_of, lower, stack_of
 from ucpstore.spec.parts import (
@@ -137,7 +137,7 @@ class Spec:
                     f"{lowered.key}: the rules of {first.name} and of {layer.name} differ, but "
                     "they are layers of one stack; write one rule for all of its layers"
                 )
-        pieces = fragments(lowered.partition, lowered.shape).get(rank, ())
+        pieces = pieces_of(lowered.partition, lowered.shape, rank)
         check_places(lowered.key, layers, lowered.shape, pieces, lowered.rule)
         return lowered, tuple(pieces_of_layer(pieces, at) for at in range(len(layers)))
 
