@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import importlib.util
 import random
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from ranks.harness import Ranks
 from services.forking import in_child
@@ -194,6 +195,43 @@ def test_folders_that_others_make_and_remove_meanwhile(
 
 
 # -- what is refused ------------------------------------------------------------------------------
+
+
+def test_a_write_that_could_not_begin_leaves_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_fsspec(f"local://{tmp_path}/s")
+    storage.put_if_absent("k", b"old")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "_open", fail)
+        with pytest.raises(StorageError, match="too many open files"):
+            storage.put_if_absent("k", b"new")
+        with pytest.raises(StorageError, match="too many open files"):
+            storage.put("k", b"new")
+    assert storage.get("k") == b"old"
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_write_that_fails_on_the_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: bool
+) -> None:
+    storage = open_fsspec(f"local://{tmp_path}/s")
+    storage.put("other", b"")
+    write = storage.put_if_absent if create else storage.put
+
+    def fail(self: LocalFileOpener, data: bytes) -> None:
+        self.f.write(data[:2])
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileOpener, "write", fail, raising=False)
+        with pytest.raises(StorageError, match="no space left"):
+            write("k", b"new")
+    assert keys(storage) == ["other"]
 
 
 class Bare(MemoryFileSystem):

@@ -350,20 +350,18 @@ class FsspecStorage:
                     raise
 
     def _put(self, fs: fsspec.AbstractFileSystem, path: str, data: bytes, *, create: bool) -> None:
+        if not self._place.folders:
+            fs.pipe_file(path, data, **({"mode": "create"} if create else {}))
+            return
+        file = fs.open(path, "xb" if create else "wb")  # where this fails nothing has changed
         try:
-            if not create:
-                fs.pipe_file(path, data)
-            elif self._place.folders:
-                with fs.open(path, "xb") as file:
-                    file.write(data)
-            else:
-                fs.pipe_file(path, data, mode="create")
+            with file:
+                file.write(data)
         except (*ABSENT, FileExistsError, PermissionError):
             raise
         except BaseException:
-            if self._place.folders:  # a part of it may be there
-                with suppress(Exception):
-                    fs.rm_file(path)
+            with suppress(Exception):  # a part of it may be there
+                fs.rm_file(path)
             raise
 
     def _remove(self, here: Here, path: str) -> None:
@@ -400,7 +398,7 @@ class FsspecStorage:
         return self._calls.run("reach", key, lambda here: here)
 
     def _read(self, key: str, call: Callable[[Here], T], action: str = "read") -> T:
-        """As `_call`; absence is a FileNotFoundError whatever the place says of it."""
+        """As `Calls.run`; absence is a FileNotFoundError whatever the place says of it."""
         try:
             return self._calls.run(action, key, call)
         except StorageError:
