@@ -105,6 +105,69 @@ def test_a_state_that_is_made_has_the_stored_dtype() -> None:
     assert {states[p]["momentum_buffer"].dtype for p in parameters.values()} == {torch.float64}
 
 
+def test_a_state_that_is_made_is_as_wide_as_its_row_where_a_cast_allows_it() -> None:
+    saved = plain(1, 2)
+    states = saved["optim"].state
+    for state in states.values():
+        state["momentum_buffer"] = state["momentum_buffer"].bfloat16()
+    narrow = save(saved)
+    with pytest.warns(UserWarning, match=r"2 of those it gets are of torch\.bfloat16.*cast=\['opt"):
+        load(rows()[0], narrow)
+
+    state, parameters = rows()
+    load(state, narrow, cast="optim.*")
+    made = [state["optim"].optimizer.state[p]["momentum_buffer"] for p in parameters.values()]
+    assert [each.dtype for each in made] == [torch.float32] * 2
+    assert momenta(state, parameters) == [[10, 10, 10], [20, 20]]
+
+
+def test_a_row_that_is_made_is_as_wide_as_its_widest_name() -> None:
+    saved = plain(1, 2)
+    own = saved["optim"].state[saved["model"].b]
+    own["momentum_buffer"] = own["momentum_buffer"].double()
+    row = nn.Parameter(torch.zeros(5))
+    sgd = torch.optim.SGD([row], lr=0.1, momentum=0.5)
+    state = {"model": Net(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, [Flat(row, SHAPES)])}
+    with pytest.raises(MismatchError, match=r"optim.momentum_buffer\.a: stored as float32"):
+        load(state, save(saved))
+    load(state, save(saved), cast="optim.momentum_buffer.a")
+    assert sgd.state[row]["momentum_buffer"].dtype == torch.float64
+    assert sgd.state[row]["momentum_buffer"].tolist() == [10, 10, 10, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (
+            {"model.a": (3,), "b": (2,)},
+            "optim: a Flat names 'model.a', but the module 'model' of the state has no such "
+            "parameter; it has a, b, ... Names are the module's own, without its key",
+        ),
+        (
+            {"a": (1, 3), "b": (2,)},
+            "optim: a Flat names 'a' with shape (1, 3), but it has shape (3,) in the module "
+            "'model' of the state",
+        ),
+    ],
+)
+def test_rows_name_what_the_module_has(shapes: dict[str, tuple[int, ...]], text: str) -> None:
+    row = nn.Parameter(torch.zeros(5))
+    sgd = torch.optim.SGD([row], lr=0.1)
+    state = {"model": Net(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, [Flat(row, shapes)])}
+    with pytest.raises(StateError) as caught:
+        save(state)
+    assert str(caught.value) == text
+
+
+def test_rows_may_name_a_tied_parameter_by_any_of_its_names() -> None:
+    net = Net({"a": (3,), "b": (3,)}, 1, 2)
+    net.b = net.a
+    row = nn.Parameter(torch.ones(3))
+    sgd = torch.optim.SGD([row], lr=0.1)
+    saved = save({"model": net, "optim": FlatOptimizer(sgd, [Flat(row, {"b": (3,)})])})
+    assert "optim" in str(saved.tree)
+
+
 def test_the_step_of_a_row_of_0d_tensors_is_one_value() -> None:
     net = Net({"d": ()}, 3)
     adam = torch.optim.Adam(net.parameters())

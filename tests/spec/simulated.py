@@ -33,6 +33,7 @@ def load(
     spec: Spec | None,
     *,
     strict: bool = True,
+    cast: str | Sequence[str] = (),
 ) -> None:
     """Fill the states of as many ranks from it."""
     group = {rank: rank for rank in range(len(states))}
@@ -42,6 +43,7 @@ def load(
             checkpoint.tree,
             checkpoint.infos,
             strict=strict,
+            cast=cast,
             group_ranks=group,
             rank=rank,
             spec=spec,

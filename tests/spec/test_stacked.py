@@ -123,6 +123,24 @@ def test_experts_are_one_array_and_load_on_any_other_axes(ep: int, tp: int) -> N
             check(state, ep_to, tp_to, rank)
 
 
+def test_states_of_a_stack_that_are_made_are_wide_where_a_cast_allows_it() -> None:
+    saving = separate(1, 1, 0)
+    states = saving["optim"].state
+    for state in states.values():
+        state.update({key: state[key].bfloat16() for key in STATES})
+    narrow = save([saving], spec(1))
+    target = separate(1, 1, 0, fresh=True)
+    with pytest.warns(UserWarning, match="narrower than their parameters"):
+        load([target], narrow, spec(1))
+    target = separate(1, 1, 0, fresh=True)
+    load([target], narrow, spec(1), cast="optim.*")
+    found = target["optim"].state
+    for number, expert in enumerate(target["model"].experts):
+        for key, salt in STATES.items():
+            assert found[expert.w][key].dtype == torch.float32
+            assert torch.equal(found[expert.w][key], values(salt)[number].bfloat16().float())
+
+
 def test_a_stacked_module_loads_separate_experts_and_the_reverse() -> None:
     saved = save([separate(2, 1, rank) for rank in range(2)], spec(2))
     model = Stack(torch.zeros(EXPERTS, OUT, IN))

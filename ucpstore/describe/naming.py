@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ucpstore.describe.modules import Entry, is_engine, parameter_names
+from ucpstore.describe.modules import Entry, entries, is_engine
 from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.stacks import check_ties, layer_of
@@ -20,13 +20,15 @@ from ucpstore.perrank import PerRank
 class Named:
     """A module of the state, its keys in the state, and the names of its parameters.
 
-    `names` are those under which they are stored, `own` the module's own ones.
+    `names` are those under which they are stored, `own` the module's own ones, the first of each
+    parameter. `parameters` has them by every name of their own.
     """
 
     keys: tuple[object, ...]
     shown: str
     names: Mapping[nn.Parameter, str]
     own: Mapping[nn.Parameter, str]
+    parameters: Mapping[str, nn.Parameter]
 
     def full_name(self, parameter: torch.Tensor) -> str:
         """The name by which a specification knows the parameter."""
@@ -58,11 +60,18 @@ def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -
     if is_engine(value):
         value = {"model": value.module}  # type: ignore[attr-defined]
     if isinstance(value, nn.Module):
-        own = parameter_names(value, place.shown)
+        found = {
+            entry.name: entry.tensor
+            for entry in entries(value, place.shown)
+            if isinstance(entry.tensor, nn.Parameter)
+        }
+        own: dict[nn.Parameter, str] = {}
+        for name, parameter in found.items():
+            own.setdefault(parameter, name)
         names = {
             each: place.inside(ranks.stored(place.full(name)), name) for each, name in own.items()
         }
-        yield Named(keys, place.shown, names, own)
+        yield Named(keys, place.shown, names, own, found)
     elif is_plain(value):
         return
     elif isinstance(value, dict):

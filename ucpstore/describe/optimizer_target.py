@@ -7,7 +7,6 @@ states would change them: neither is called. States are assigned at the end only
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,12 +14,12 @@ from functools import partial
 import torch
 from torch.distributed.tensor import DTensor
 
-from ucpstore import dtypes
 from ucpstore.describe.build import ABSENT, Thunk, build
 from ucpstore.describe.group_target import GroupsTarget, steps_on_device
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.masters import Masters, saved_entries, ties
 from ucpstore.describe.naming import Name, Named
+from ucpstore.describe.narrow import Narrow
 from ucpstore.describe.optimizers import FROZEN, MASTER, is_copy
 from ucpstore.describe.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
@@ -34,7 +33,7 @@ from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _InGroup:
     """A parameter of a group. `step_moves`: the loaded group wants its `step` on another device."""
 
     owner: Owner
@@ -59,8 +58,11 @@ class OptimizerTarget:
     _states: dict[torch.Tensor, dict[str, Thunk]] = field(default_factory=dict)
     _groups: GroupsTarget = field(init=False)
     _extra: dict[str, Thunk] = field(default_factory=dict)
-    _narrow: dict[str, list[str]] = field(default_factory=dict)
+    _narrow: Narrow = field(init=False)
     _saved: OptimizerNode | None = None
+
+    def __post_init__(self) -> None:
+        self._narrow = Narrow(self.place)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -125,7 +127,7 @@ class OptimizerTarget:
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
             self._extra[key] = build(self.reads, node, at, now)
-        self._warn_narrow()
+        self._narrow.warn()
 
     def match_masters(self) -> None:
         """All that there is to do for an optimizer that was not saved, but its module was."""
@@ -224,9 +226,11 @@ class OptimizerTarget:
             thunks: dict[str, Thunk], key: str, node: Node, place: Place, owned: Owned
         ) -> None:
             owner = Owner(parameter, str(owned.name), owned.full_name)
-            self._match_state(thunks, key, node, place, _Place(owner, *steps), now.get(key))
+            self._match_state(thunks, key, node, place, _InGroup(owner, *steps), now.get(key))
 
-        return RowTarget(parameter, now, tuple(members), self.place, self.reads, common)
+        return RowTarget(
+            parameter, now, tuple(members), self.place, self.reads, self._narrow, common
+        )
 
     def _taken(self, owned: Owned) -> Mapping[str, Node] | None:
         """The saved states that the target has a place for; None where it starts without."""
@@ -242,7 +246,7 @@ class OptimizerTarget:
         if states is None:
             return
         parameter, name = owned.parameter, str(owned.name)
-        member = _Place(Owner(parameter, name, owned.full_name), *steps)
+        member = _InGroup(Owner(parameter, name, owned.full_name), *steps)
         now = self.optimizer.state.get(parameter, {})
         thunks: dict[str, Thunk] = {}
         for key, node in states.items():
@@ -270,12 +274,13 @@ class OptimizerTarget:
             now = self.optimizer.state.get(parameter, {}).get(key)
             if path is None:
                 thunks = self._states[parameter]
-                member = _Place(Owner(parameter, str(owned.name), full_name), *steps)
+                member = _InGroup(Owner(parameter, str(owned.name), full_name), *steps)
                 self._match_state(thunks, key, node, place, member, now)
             elif isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
                 found.append(now)
             else:
-                dtype = dtypes.to_torch(self.reads.info(path).dtype)
+                dtype = self.reads.fresh_dtype(node, place, parameter.dtype)
+                self._narrow.note(key, dtype, parameter)
                 found.append(torch.zeros_like(parameter.detach(), dtype=dtype))
         if path is None:
             return
@@ -292,7 +297,7 @@ class OptimizerTarget:
         key: str,
         node: Node,
         place: Place,
-        member: _Place,
+        member: _InGroup,
         now: object,
     ) -> None:
         """Add how to get one state of one parameter to `thunks`."""
@@ -331,21 +336,9 @@ class OptimizerTarget:
             device=parameter.device,
             owner=owner if alike else None,
         )
-        if alike and made.itemsize < parameter.itemsize and made.is_floating_point():
-            self._narrow.setdefault(str(made.dtype), []).append(f"{self.place.shown}.{key}")
+        if alike:
+            self._narrow.note(key, made.dtype, parameter)
         thunks[key] = lambda: made
-
-    def _warn_narrow(self) -> None:
-        """Tell of states that were made anew with another dtype than their parameters."""
-        for dtype, names in self._narrow.items():
-            patterns = ", ".join(dict.fromkeys(repr(f"{name}.*") for name in names))
-            warnings.warn(
-                f"{self.place.shown}: the optimizer has no states yet, and {len(names)} of those "
-                f"it gets are of {dtype}, as stored, narrower than their parameters; most "
-                "optimizers cannot step so. Pass "
-                f"cast=[{patterns}] to the load for states as wide as the parameters",
-                stacklevel=2,
-            )
 
     def _is_alike(self, path: str, owner: Owner, place: Place) -> bool:
         """Whether a state that is made anew lies as its parameter does.

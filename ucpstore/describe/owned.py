@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.flat import full_name_of, hold_flat, members_of
+from ucpstore.describe.flat import Member, full_name_of, hold_flat, members_of
 from ucpstore.describe.naming import Name, Named, inner_optimizer, names_of
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.stacks import layer_of
@@ -251,6 +252,29 @@ class _Names:
         weights = {module.full_name(each): each for module in modules for each in module.own}
         return _Names({module.shown: module for module in modules}, weights, frozenset(places))
 
+    def check(self, place: str, member: Member, where: str) -> None:
+        """Refuse a row that names what its module does not have, or with another shape.
+
+        Its states would be stored under a name of which no other arrangement knows.
+        """
+        module = self.modules.get(place)
+        if module is None or not member.name:
+            return
+        weight = module.parameters.get(member.name)
+        if weight is None:
+            has = ", ".join([*module.parameters][:3])
+            raise StateError(
+                f"{where}: a Flat names {member.name!r}, but the module {place!r} of the state has "
+                f"no such parameter; it has {has}, ... Names are the module's own, without its key"
+            )
+        # A parameter whose memory was given back is empty; one that is cut tells its whole shape.
+        comparable = weight.numel() and not isinstance(weight, DTensor)
+        if comparable and tuple(weight.shape) != member.shape:
+            raise StateError(
+                f"{where}: a Flat names {member.name!r} with shape {member.shape}, but it has "
+                f"shape {tuple(weight.shape)} in the module {place!r} of the state"
+            )
+
     def name(self, place: str, key: str, where: str) -> Name:
         made = Name(place if len(self.places) > 1 else "", key, self.modules.get(place))
         if str(made) in self.seen:
@@ -288,6 +312,8 @@ def _members(row: Row, names: _Names, ranks: Ranks, where: str) -> Iterator[Owne
     )
     keys = hold_flat(whole, ranks, where, mesh)
     for key, member in zip(keys, members_of(row.flat, where), strict=True):
+        name = names.name(_place_of(row.flat), key, where)
+        names.check(_place_of(row.flat), member, where)
         full_name = full_name_of(row.flat, member, where)
         shapes, offsets = {member.name: member.shape}, {member.name: member.offset}
 
@@ -309,7 +335,6 @@ def _members(row: Row, names: _Names, ranks: Ranks, where: str) -> Iterator[Owne
             return next(iter(hold_flat(own, ranks, shown, mesh).values()))
 
         weight = names.weights.get(full_name)
-        name = names.name(_place_of(row.flat), key, where)
         yield Owned(name, full_name, row.parameter, weight, held, row.aliased)
 
 

@@ -84,17 +84,12 @@ class Reads:
         device: torch.device | str = "cpu",
         owner: Owner | None = None,
     ) -> torch.Tensor:
-        """New memory for a stored array, in the layout of `like_tensor`.
-
-        Of the stored dtype, or of that of `like_tensor` where `cast` allows it and it is wider: a
-        state that was cast when it was saved has to work with its parameter again.
-        """
+        """New memory for a stored array, in the layout of `like_tensor`; see `fresh_dtype`."""
         info = self.info(array_path(node))
-        dtype = dtypes.to_torch(info.dtype)
-        if like_tensor is not None and any(fnmatchcase(place.shown, each) for each in self.cast):
-            other = like_tensor.dtype
-            alike = dtypes.kind(info.dtype) == dtypes.kind(dtype_name(other, place.shown))
-            dtype = other if alike and other.itemsize > dtype.itemsize else dtype
+        if like_tensor is None:
+            dtype = dtypes.to_torch(info.dtype)
+        else:
+            dtype = self.fresh_dtype(node, place, like_tensor.dtype)
         if isinstance(like_tensor, DTensor):
             made: torch.Tensor = like(like_tensor, dtype)
         elif like_tensor is not None:
@@ -103,6 +98,20 @@ class Reads:
             made = torch.empty(info.shape, dtype=dtype, device=device)
         self.tensor(made, node, place, owner)
         return made
+
+    def fresh_dtype(self, node: Node, place: Place, like: torch.dtype) -> torch.dtype:
+        """The dtype of new memory for a stored array beside a tensor of dtype `like`.
+
+        The stored dtype, or `like` where `cast` allows it and it is wider: a state that was cast
+        when it was saved has to work with its parameter again.
+        """
+        stored = self.info(array_path(node)).dtype
+        dtype = dtypes.to_torch(stored)
+        if like.itemsize <= dtype.itemsize:
+            return dtype
+        alike = dtypes.kind(stored) == dtypes.kind(dtype_name(like, place.shown))
+        cast = any(fnmatchcase(place.shown, each) for each in self.cast)
+        return like if alike and cast else dtype
 
     def raw(self, path: str, *views: View) -> None:
         """Read without any check."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ucpstore import dtypes
 from ucpstore.describe.build import Thunk
 from ucpstore.describe.kinds import array_path, is_scalar, told
+from ucpstore.describe.narrow import Narrow
 from ucpstore.describe.optimizers import FROZEN, MASTER
 from ucpstore.describe.owned import Owned
 from ucpstore.describe.place import Place
@@ -43,6 +43,7 @@ class RowTarget:
     members: tuple[Member, ...]
     place: Place
     reads: Reads
+    narrow: Narrow
     common: Callable[[dict[str, Thunk], str, Node, Place, Owned], None]
 
     def match(self) -> dict[str, Thunk]:
@@ -78,8 +79,7 @@ class RowTarget:
             and now.shape == self.parameter.shape
             and not self.reads.is_claimed(now)
         ):
-            path = next(filter(None, map(array_path, saved.values())), None)
-            dtype = dtypes.to_torch(self.reads.info(path).dtype) if path else self.parameter.dtype
+            dtype = self._fresh_dtype(key, saved)
             # padding lies between the names
             now = torch.zeros_like(self.parameter.detach(), dtype=dtype)
         self.reads.row(now, self._at(key, first))
@@ -87,6 +87,17 @@ class RowTarget:
             self._fill(now, member, node, self._at(key, member))
         made = now
         thunks[key] = lambda: made
+
+    def _fresh_dtype(self, key: str, saved: Mapping[Member, Node]) -> torch.dtype:
+        """The widest that a name of the row asks for."""
+        wanted = [
+            self.reads.fresh_dtype(node, self._at(key, member), self.parameter.dtype)
+            for member, node in saved.items()
+            if array_path(node) is not None
+        ]
+        dtype = max(wanted, key=lambda each: each.itemsize, default=self.parameter.dtype)
+        self.narrow.note(key, dtype, self.parameter)
+        return dtype
 
     def _is_cut(self, key: str, saved: Mapping[Member, Node]) -> bool:
         """Whether a state has a value for each element of the row."""
