@@ -150,6 +150,24 @@ def refusals(url: str) -> list[str]:
     return found
 
 
+def refusals_on_nvme(url: str) -> list[str]:
+    """What an engine of ZeRO-3 is told whose parameters are on NVMe, and its module alone.
+
+    DeepSpeed then puts one small buffer in the place of a parameter's part.
+    """
+    engine = engine_of(Kind(3))
+    parameter = next(p for p in engine.module.parameters() if p.ds_tensor.numel() > 1)
+    parameter.ds_tensor.data = parameter.ds_tensor.data[:1].clone()
+    engine.optimizer.params_in_nvme_and_cpu = True
+    found = []
+    for state in (engine, {"model": engine.module}):
+        try:
+            ucpstore.save(url, state, step=1)
+        except ucpstore.StateError as error:
+            found.append(str(error))
+    return found
+
+
 def train_what_was_frozen(url: str, kind: Kind) -> tuple[str, list[str], list[str]]:
     """Load what was saved with a frozen layer into an engine that trains that layer.
 

@@ -18,6 +18,7 @@ from other_jobs import (  # beside this file
     load_from_other,
     load_other,
     refusals,
+    refusals_on_nvme,
     round_trip_as_an_item,
     save_one_group,
     save_other,
@@ -115,4 +116,12 @@ def test_what_has_no_form_is_refused(zero_ranks: Ranks, tmp_path: Path) -> None:
         assert "does not go together with a specification; leave spec out" in found[0]
         assert "its optimizer is a DeepSpeedZeroOptimizer of fp16" in found[1]
         assert "the names in a PipelineEngine are those of its stage" in found[2]
+    assert not url.exists()
+
+
+def test_parameters_on_nvme_are_refused(zero_ranks: Ranks, tmp_path: Path) -> None:
+    url = tmp_path / "never"
+    for found in zero_ranks.run(2, refusals_on_nvme, str(url)):
+        assert "with states or parameters on NVMe" in found[0]
+        assert "this rank's part has 1 elements in memory; parameters on NVMe" in found[1]
     assert not url.exists()

@@ -44,15 +44,6 @@ def test_a_chunks_slot_is_its_place_in_the_full_object(grid: Grid) -> None:
             assert full[grid.chunk_slot(index, number)] == position
 
 
-@given(grids(), st.data())
-def test_objects_touching_a_box(grid: Grid, data: st.DataObject) -> None:
-    offset = tuple(data.draw(st.integers(0, e)) for e in grid.shape)
-    spans = zip(offset, grid.shape, strict=True)
-    box = Box(offset, tuple(data.draw(st.integers(0, e - o)) for o, e in spans))
-    expected = [i for i in grid.object_indices() if grid.object_box(i).intersect(box)]
-    assert list(grid.objects_touching(box)) == expected
-
-
 def test_sizes_count_padding_checksums_and_index() -> None:
     grid = Grid((10, 7), (4, 4), (8, 8), sharded=True)
     assert grid.objects == (2, 1)

@@ -39,6 +39,10 @@ class Counters:
             setattr(self._engine, name, state[name])
 
 
+_ON_NVME = ("swap_optimizer", "params_in_nvme_and_cpu")
+"""Attributes of ZeRO-3's optimizer that say that the states, the parameters are not in memory."""
+
+
 def expand(engine: Any, shown: str) -> dict[str, object]:
     """The items of the engine at the place `shown`; UnsupportedError for what has no such form."""
     where = shown or "the DeepSpeed engine"
@@ -62,11 +66,12 @@ def _optimizer(engine: Any, of: str, where: str) -> object:
         return outer
     names = parameter_names(engine.module, where)
     rows = _ROWS.get(type(outer).__name__)
-    if rows is None or engine.fp16_enabled() or getattr(outer, "swap_optimizer", False):
+    on_nvme = any(getattr(outer, name, False) for name in _ON_NVME)
+    if rows is None or engine.fp16_enabled() or on_nvme:
         raise UnsupportedError(
-            f"{where}: its optimizer is a {type(outer).__name__} of fp16 or with states on NVMe, "
-            f"or another than {', '.join(_ROWS)}; train in bf16 or fp32 with states in memory, or "
-            "save with engine.save_checkpoint"
+            f"{where}: its optimizer is a {type(outer).__name__} of fp16, or with states or "
+            f"parameters on NVMe, or another than {', '.join(_ROWS)}; train in bf16 or fp32 with "
+            "all in memory, or save with engine.save_checkpoint"
         )
     groups = tuple(tuple(group) for group in rows(outer, names, of))
     return RowOptimizer(outer.optimizer, groups, _relink(outer))

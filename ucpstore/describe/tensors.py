@@ -180,6 +180,11 @@ def _hold_sharded(tensor: torch.Tensor, part: torch.Tensor, ranks: Ranks, where:
     local = plain(part, where).view(-1)
     shape = tuple(map(int, tensor.ds_shape))  # type: ignore[attr-defined]
     group = dist.get_process_group_ranks(tensor.ds_process_group)  # type: ignore[attr-defined]
+    if local.numel() * len(group) < math.prod(shape):
+        raise UnsupportedError(
+            f"{where}: ZeRO-3 cuts its shape {shape} over {len(group)} ranks, but this rank's part "
+            f"has {local.numel()} elements in memory; parameters on NVMe cannot be stored"
+        )
     partition = cut_by(ranks.line(group, None, where), FlatCut(0, max(local.numel(), 1)))
     views = views_of(local, partition, shape, ranks.rank, 0)
     return Held(local, shape, dtype_name(local.dtype, where), partition, views)

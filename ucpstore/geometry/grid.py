@@ -50,13 +50,6 @@ class Grid:
         """The indices of all objects, in row-major order."""
         return itertools.product(*(range(n) for n in self.objects))
 
-    def objects_touching(self, box: Box) -> Iterator[Index]:
-        """The indices of the objects that share an element with `box`, in row-major order."""
-        if box.size == 0:
-            return iter(())
-        spans = zip(box.offset, box.stop, self.object, strict=True)
-        return itertools.product(*(range(o // n, -(-e // n)) for o, e, n in spans))
-
     def object_box(self, index: Index) -> Box:
         """The region of the array that the object holds, cut at the array's edge."""
         offset = tuple(i * n for i, n in zip(index, self.object, strict=True))
