@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
+import torch.distributed as dist
 from describe.engine import ALONE, bits, load, save
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from ucpstore.describe import describe
-from ucpstore.errors import MismatchError, UnsupportedError
+from ucpstore.describe.modules import entries
+from ucpstore.errors import MismatchError, StateError, UnsupportedError
+from ucpstore.spec import Spec
 
 
 class Net(nn.Module):
@@ -99,6 +105,32 @@ def test_b25_wrappers_are_seen_through(kind, fake_ranks):
     assert bits(inner[0]) == bits(other.module.weight)
 
 
+def _explained(state: object) -> list[str]:
+    return [line.split()[0] for line in Spec({}, {}).explain(state).splitlines()[1:]]
+
+
+@pytest.mark.parametrize("kind", ["plain", *KINDS])
+def test_explain_names_what_save_names(kind, fake_ranks):
+    fake_ranks(0, 1)
+    net = Net() if kind == "plain" else _wrapped(kind, Net())
+    assert _explained({"m": net}) == [f"m.{entry.name}" for entry in entries(net, "m")]
+    assert _explained({"m": net}) == [f"m.{name}" for name in NAMES]
+
+
+def test_explain_names_what_a_gloo_group_of_one_names(tmp_path):
+    store = f"file://{tmp_path / 'group'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        net = _compile(nn.parallel.DistributedDataParallel(Net()))
+        assert (
+            _explained({"m": net})
+            == [f"m.{name}" for name in NAMES]
+            == [f"m.{name}" for name in _names(net)]
+        )
+    finally:
+        dist.destroy_process_group()
+
+
 def test_b25_a_prefix_in_a_state_dict_is_pointed_at():
     checkpoint = save({"m": nn.DataParallel(nn.Linear(2, 2)).state_dict()})
     with pytest.raises(MismatchError, match=r"'module\.'.*pass the module itself"):
@@ -119,6 +151,34 @@ def test_b10_tied_parameters_are_stored_once():
         checkpoint = save({"m": state})
         assert list(checkpoint.arrays) == ["m/emb.weight"]
         assert checkpoint.tree["dict"][0][1]["dict"][1] == ["head.weight", {"link": "m/emb.weight"}]
+
+
+def test_explain_names_tied_tensors_twice_and_what_is_a_tensor_of_extra_state():
+    assert _explained({"m": Tied()}) == ["m.emb.weight", "m.head.weight"]
+    extra = Extra({"n": (1, 2), "amax": torch.zeros(2), "zero": torch.tensor(1.0)})
+    assert _explained({"m": nn.Sequential(extra)}) == [
+        "m.0.weight",
+        "m.0.bias",
+        "m.0._extra_state.amax",
+    ]
+    assert list(save({"m": nn.Sequential(extra)}).arrays) == [
+        "m/0._extra_state/amax",
+        "m/0.bias",
+        "m/0.weight",
+    ]
+
+
+def test_explain_tells_that_an_engine_needs_no_specification(monkeypatch):
+    class Engine(nn.Module):
+        pass
+
+    module = types.ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = Engine
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(StateError, match=r"^e: .*without a specification \(docs/deepspeed\.md\)"):
+        Spec({"dp": 2}, {}).explain({"e": Engine()})
+    with pytest.raises(StateError, match=r"^the state: .*docs/deepspeed\.md"):
+        Spec({"dp": 2}, {}).explain(Engine())
 
 
 def test_b10_tied_loads_into_tied_and_untied():

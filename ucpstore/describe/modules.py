@@ -1,12 +1,10 @@
 """Modules: their parameters, persistent buffers and extra state under fully qualified names.
 
-The names are those of `module.state_dict()` without what wrappers add. Wrappers are known by
-type, along the module tree, so a submodule that happens to be called `module` keeps its name.
+The names are those of `module.state_dict()` without what wrappers add; see `ucpstore.wrappers`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,24 +12,16 @@ import torch
 from torch import nn
 
 from ucpstore.errors import UnsupportedError
-
-EXTRA_STATE = "_extra_state"
-"""Last part of the name of a module's extra state, as torch has it."""
-
-# module that defines the wrapper, the wrapper's name, attribute that holds the wrapped module, and
-# whether state_dict() shows the attribute in names. Looked up in sys.modules: a wrapper whose
-# module was never imported cannot occur, and importing torch._dynamo takes seconds.
-_WRAPPERS = (
-    ("torch.nn.parallel.distributed", "DistributedDataParallel", "module", True),
-    ("torch.nn.parallel.data_parallel", "DataParallel", "module", True),
-    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod", True),
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "ActivationWrapper",
-        "_checkpoint_wrapped_module",
-        False,
-    ),
+from ucpstore.wrappers import (
+    EXTRA_STATE,
+    has_extra_state,
+    is_engine,
+    submodules,
+    tensors_of,
+    unwrapped,
 )
+
+__all__ = ["EXTRA_STATE", "Entry", "entries", "is_engine", "parameter_names"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,33 +40,13 @@ class Entry:
     layers: tuple[Entry, ...] = ()
 
 
-def is_engine(value: object) -> bool:
-    """Whether a value is a DeepSpeed engine, which is a module too."""
-    engine = _loaded("deepspeed.runtime.engine", "DeepSpeedEngine")
-    return engine is not None and isinstance(value, engine)
-
-
-def unwrapped(module: nn.Module) -> tuple[nn.Module, str]:
-    """The module inside of all wrappers, and the prefix that they add in state_dict()."""
-    prefix = ""
-    while True:
-        for origin, kind, attribute, shown in _WRAPPERS:
-            wrapper = _loaded(origin, kind)
-            if wrapper is not None and isinstance(module, wrapper):
-                module = module._modules[attribute]  # type: ignore[assignment]
-                prefix += f"{attribute}." if shown else ""
-                break
-        else:
-            return module, prefix
-
-
 def entries(module: nn.Module, where: str) -> tuple[Entry, ...]:
     """All entries of a module in the order of `state_dict()`, tied parameters under every name.
 
     Parameters that FSDP2 has gathered are given back first, as `state_dict()` does. Raises
     UnsupportedError, naming `where`, for FSDP1 and for modules that rewrite their own state_dict.
     """
-    found = tuple(_walk(module, "", "", where))
+    found = tuple(_walk(module, where))
     for prefix, shown, inner in _customised(module):
         ours = [entry.shown for entry in found if entry.shown.startswith(shown)]
         theirs = [f"{shown}{name}" for name in inner.state_dict(keep_vars=True)]
@@ -101,34 +71,12 @@ def parameter_names(module: nn.Module, where: str) -> dict[nn.Parameter, str]:
     return names
 
 
-def _walk(module: nn.Module, prefix: str, shown: str, where: str) -> Iterator[Entry]:
-    module, added = unwrapped(module)
-    shown += added
-    _prepare(module, prefix, where)
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Entry(f"{prefix}{name}", f"{shown}{name}", parameter, None)
-    for name, buffer in module._buffers.items():
-        if buffer is not None and name not in module._non_persistent_buffers_set:
-            yield Entry(f"{prefix}{name}", f"{shown}{name}", buffer, None)
-    if type(module).get_extra_state is not nn.Module.get_extra_state:
-        yield Entry(f"{prefix}{EXTRA_STATE}", f"{shown}{EXTRA_STATE}", None, module)
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _walk(child, f"{prefix}{name}.", f"{shown}{name}.", where)
-
-
-def _prepare(module: nn.Module, prefix: str, where: str) -> None:
-    flat = _loaded("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
-    if flat is not None and isinstance(module, flat):
-        name = f"{where}.{prefix}".rstrip(".")
-        raise UnsupportedError(
-            f"{name}: FullyShardedDataParallel (FSDP1) flattens parameters and loses their names; "
-            "use torch.distributed.fsdp.fully_shard"
-        )
-    sharded = _loaded("torch.distributed.fsdp", "FSDPModule")
-    if sharded is not None and isinstance(module, sharded):
-        module.reshard()  # type: ignore[operator]
+def _walk(module: nn.Module, where: str) -> Iterator[Entry]:
+    for prefix, shown, inner in submodules(module, where):
+        for name, tensor in tensors_of(inner):
+            yield Entry(f"{prefix}{name}", f"{shown}{name}", tensor, None)
+        if has_extra_state(inner):
+            yield Entry(f"{prefix}{EXTRA_STATE}", f"{shown}{EXTRA_STATE}", None, inner)
 
 
 def _customised(
@@ -148,7 +96,3 @@ def _customised(
     for name, child in module._modules.items():
         if child is not None:
             yield from _customised(child, f"{prefix}{name}.", f"{shown}{name}.")
-
-
-def _loaded(origin: str, kind: str) -> type | None:
-    return getattr(sys.modules.get(origin), kind, None)

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ucpstore.errors import StateError
 from ucpstore.geometry import ArraySpec, Index, Partition, Piece, RankClass, merge, pieces_of
 from ucpstore.spec.lower import Lowered
 from ucpstore.spec.stacks import Layer
+from ucpstore.wrappers import (
+    EXTRA_STATE,
+    has_extra_state,
+    is_engine,
+    is_module,
+    submodules,
+    tensors_of,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Rules(Protocol):
@@ -40,6 +51,7 @@ class Leaf:
 
 def leaves(state: object) -> tuple[Leaf, ...]:
     """The tensors of a state, in order; no optimizers, whose states follow their parameters."""
+    _refuse_engine(state, "the state")
     if not isinstance(state, Mapping):
         raise StateError(
             "give the state as a rank saves it, a dict of items, e.g. {'model': model}, not a "
@@ -48,7 +60,9 @@ def leaves(state: object) -> tuple[Leaf, ...]:
     return tuple(_walk(state, ""))
 
 
-def _walk(value: Any, name: str) -> Iterator[Leaf]:
+def _walk(value: Any, name: str, *, shapes: bool = True) -> Iterator[Leaf]:
+    """Tensors of a value; with `shapes` tuples of numbers stand for tensors too."""
+    _refuse_engine(value, name)
     inside = f"{name}." if name else ""
     if hasattr(value, "shape"):
         shape = tuple(map(int, value.shape))
@@ -57,16 +71,32 @@ def _walk(value: Any, name: str) -> Iterator[Leaf]:
             yield _leaf(name, shape, value)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _walk(item, f"{inside}{key}")
-    elif hasattr(value, "named_parameters") and hasattr(value, "state_dict"):
-        for key, item in value.state_dict(keep_vars=True).items():
-            if hasattr(item, "shape"):
-                yield _leaf(f"{inside}{key}", tuple(map(int, item.shape)), item)
-    elif isinstance(value, tuple) and value and all(type(n) is int for n in value):
+            yield from _walk(item, f"{inside}{key}", shapes=shapes)
+    elif is_module(value):
+        yield from _module(value, name)
+    elif isinstance(value, tuple) and shapes and value and all(type(n) is int for n in value):
         yield _leaf(name, value, None)
     elif isinstance(value, (list, tuple)):
         for at, item in enumerate(value):
-            yield from _walk(item, f"{inside}{at}")
+            yield from _walk(item, f"{inside}{at}", shapes=shapes)
+
+
+def _refuse_engine(value: object, where: str) -> None:
+    if is_engine(value):
+        raise StateError(
+            f"{where}: a DeepSpeed engine tells itself how it lies over the ranks and is saved "
+            "without a specification (docs/deepspeed.md); leave it out"
+        )
+
+
+def _module(module: nn.Module, where: str) -> Iterator[Leaf]:
+    """What `save` finds in a module, under the same names."""
+    for prefix, _, inner in submodules(module, where):
+        inside = f"{where}.{prefix}" if where else prefix
+        for name, tensor in tensors_of(inner):
+            yield _leaf(f"{inside}{name}", tuple(map(int, tensor.shape)), tensor)
+        if has_extra_state(inner):
+            yield from _walk(inner.get_extra_state(), f"{inside}{EXTRA_STATE}", shapes=False)
 
 
 def _leaf(name: str, shape: Index, tensor: object) -> Leaf:
