@@ -22,6 +22,7 @@ from ucpstore.spec import (
     replicate,
     scaled,
     shard,
+    stacked,
     tied,
     unique,
 )
@@ -237,6 +238,43 @@ m.out            'm.out'       (6, 4)     m.out            (6, 8)   [0:6, 4:8]
 m.bias           'm.bias'      (6,)       m.bias           (6,)     [0:6] times 2
 m.free           'm.free'      (6,)       m.free           (6,)     [0:6] averaged
 """  # noqa: E501  # a table
+
+
+def test_functions_see_0_on_axes_that_are_not_there() -> None:
+    def expert(name: str, at: Mapping[str, int]) -> tuple[str, int]:
+        return "m.w", int(name[-1]) + 2 * at["ep"]
+
+    rules = {
+        "m.a": [renamed(lambda name, at: f"{name}{at['ep']}{at['tp']}"), replicate("tp")],
+        "m.w.*": [stacked(expert), replicate("tp")],
+    }
+    spec = Spec({"tp": 2}, rules)
+    assert spec.key("m.a", 1) == spec.lower("m.a", (2,), 1).key == "m.a01"
+    assert spec.stack("m.w.1", 1) == ("m.w", 1)
+    assert list(spec.axes.coordinates(1)) == ["tp"]
+
+
+def test_what_functions_raise_names_the_tensor_and_the_rule() -> None:
+    rules = {
+        "m.*": renamed(lambda name, at: name[: 1 // at["tp"]]),
+        "n.*": stacked(lambda name, at: (name, int("x"))),
+    }
+    spec = Spec({"tp": 2}, rules, replicate=("tp",))
+    calls: list[Callable[[], object]] = [
+        lambda: spec.key("m.w", 0),
+        lambda: spec.lower("m.w", (2,), 0),
+        lambda: spec.explain({"m": {"w": (2,)}}),
+    ]
+    for call in calls:
+        with pytest.raises(StateError) as raised:
+            call()
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+        assert str(raised.value) == (
+            "m.w: rule 'm.*': the function of renamed raised ZeroDivisionError: "
+            f"{raised.value.__cause__}; it was called with 'm.w' and {{'tp': 0}}"
+        )
+    with pytest.raises(StateError, match=r"n\.w: rule 'n\.\*': the function of stacked raised Val"):
+        spec.stack("n.w", 1)
 
 
 def test_explain_shows_what_a_rank_holds() -> None:

@@ -237,8 +237,8 @@ def test_layers_that_are_not_those_of_the_rule() -> None:
         "a stack has an index of its own"
     )
     assert of([0], stacked(lambda own, at: "model.layers.w")) == (  # type: ignore[arg-type, return-value]
-        "model.l0.w: the function of stacked gave 'model.layers.w'; it must give the name of the "
-        "stack and an index of at least 0, as ('model.layers.wq.weight', 3)"
+        "model.l0.w: rule 'model.*': the function of stacked gave 'model.layers.w'; it must give "
+        "the name of the stack and an index of at least 0, as ('model.layers.wq.weight', 3)"
     )
     state = layers([0, 1])
     state["model"]["l1"].w = nn.Parameter(torch.ones(4))  # type: ignore[index]

@@ -10,6 +10,13 @@ from ucpstore.errors import StateError
 from ucpstore.geometry import Index
 
 
+class Coordinates(dict[str, int]):
+    """A rank's coordinate on each axis, 0 on those that are not there."""
+
+    def __missing__(self, axis: str) -> int:
+        return 0
+
+
 class Axes:
     """Names and sizes, the outermost first, and the ranks in row-major order of the coordinates.
 
@@ -43,7 +50,7 @@ class Axes:
         """Number of coordinates of several axes together."""
         return math.prod(self.sizes.get(name, 1) for name in axes)
 
-    def coordinates(self, rank: int) -> dict[str, int]:
+    def coordinates(self, rank: int) -> Coordinates:
         """A rank's coordinate on each axis; StateError for a rank that is on none."""
         position = self._at.get(rank)
         if position is None:
@@ -51,7 +58,7 @@ class Axes:
                 f"rank {rank} has no place on the axes {self} of the specification, which are for "
                 f"{len(self.ranks)} ranks; the sizes must be those of the job that saves or loads"
             )
-        found: dict[str, int] = {}
+        found = Coordinates()
         for name, size in reversed(self.sizes.items()):
             position, found[name] = divmod(position, size)
         return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ucpstore.errors import StateError
 from ucpstore.geometry import Flat, Index, Partition, Split
@@ -21,6 +22,8 @@ from ucpstore.spec.parts import (
     Tied,
     Unique,
 )
+
+_Given = TypeVar("_Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def lower(
         order.append(rest)
         splits.append(None)
     extents, ranks = axes.mesh(order, fixed)
-    key = key_of(name, parts, coordinates)
+    key = key_of(name, parts, coordinates, rule)
     stored = next((part.name for part in parts if isinstance(part, Tied)), key)
     return Lowered(
         key,
@@ -119,28 +122,49 @@ def lower(
     )
 
 
-def key_of(name: str, parts: Sequence[Part], coordinates: Mapping[str, int]) -> str:
+def key_of(name: str, parts: Sequence[Part], coordinates: Mapping[str, int], rule: str) -> str:
     """The name in the tree: another one than its own where a part renames it."""
     for part in parts:
         if isinstance(part, Renamed):
-            own, name = name, part.name(name, coordinates)
+            own, name = name, _called("renamed", part.name, name, coordinates, rule)
             if not isinstance(name, str) or not name:
-                raise StateError(f"{own}: the function of renamed gave {name!r}, which is no name")
+                raise StateError(
+                    f"{own}: rule {rule}: the function of renamed gave {name!r}, which is no name"
+                )
         elif isinstance(part, Stacked):
-            return stack_of(name, part, coordinates)[0]
+            return stack_of(name, part, coordinates, rule)[0]
     return name
 
 
-def stack_of(name: str, part: Stacked, coordinates: Mapping[str, int]) -> tuple[str, int]:
+def stack_of(
+    name: str, part: Stacked, coordinates: Mapping[str, int], rule: str
+) -> tuple[str, int]:
     """The name of the stack of which a tensor is a layer, and the layer's index."""
-    given = part.name(name, coordinates)
+    given = _called("stacked", part.name, name, coordinates, rule)
     match given:
         case (str() as stack, int() as index) if stack and index >= 0:
             return stack, index
     raise StateError(
-        f"{name}: the function of stacked gave {given!r}; it must give the name of the stack and "
-        "an index of at least 0, as ('model.layers.wq.weight', 3)"
+        f"{name}: rule {rule}: the function of stacked gave {given!r}; it must give the name of "
+        "the stack and an index of at least 0, as ('model.layers.wq.weight', 3)"
     )
+
+
+def _called(
+    what: str,
+    function: Callable[[str, Mapping[str, int]], _Given],
+    name: str,
+    coordinates: Mapping[str, int],
+    rule: str,
+) -> _Given:
+    """What a user's function gives."""
+    try:
+        return function(name, coordinates)
+    except Exception as error:
+        raise StateError(
+            f"{name}: rule {rule}: the function of {what} raised {type(error).__name__}: {error}; "
+            f"it was called with {name!r} and {dict(coordinates)}"
+        ) from error
 
 
 def _check_axes(

@@ -167,7 +167,8 @@ def average(*axes: str) -> Part:
 def renamed(name: Callable[[str, Mapping[str, int]], str]) -> Part:
     """It is stored under `name(own name, coordinates)`, as with the global number of a layer.
 
-    Both names are full ones (`model.layers.0.wq.weight`), `coordinates` the rank's on all axes.
+    Both names are full ones (`model.layers.0.wq.weight`), `coordinates` the rank's on all axes,
+    0 on one that is not there.
     """
     if not callable(name):
         raise StateError(

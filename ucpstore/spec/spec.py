@@ -118,7 +118,7 @@ class Spec:
         """The full name of the stack of which it is a layer, and the index; None for others."""
         for part in self._parts_for(name):
             if isinstance(part, Stacked):
-                return stack_of(name, part, self.axes.coordinates(rank))
+                return stack_of(name, part, self.axes.coordinates(rank), self._rule(name))
         return None
 
     def lower_stack(
@@ -168,12 +168,12 @@ class Spec:
             *(Replicate((axis,)) for axis in self._replicate if axis not in taken),
             *(Unique((axis,)) for axis in self._unique if axis not in taken),
         )
-        shown = "(none)" if pattern is None else _shown(pattern)
-        return lower(name, shape, shown, parts, self.axes, coordinates, flat)
+        return lower(name, shape, self._rule(name), parts, self.axes, coordinates, flat)
 
     def key(self, name: str, rank: int) -> str:
         """The name in the tree of what has the full name `name` on `rank`."""
-        return key_of(name, self._parts_for(name), self.axes.coordinates(rank))
+        coordinates = self.axes.coordinates(rank)
+        return key_of(name, self._parts_for(name), coordinates, self._rule(name))
 
     def stored(self, name: str, rank: int) -> str:
         """The name of its array: that of the tensor that it is tied to, or else its key."""
@@ -214,6 +214,9 @@ class Spec:
         moved = copy(self)
         moved.axes = Axes(self.axes.sizes, ranks)
         return moved
+
+    def _rule(self, name: str) -> str:
+        return self.rule(name) or "(none)"
 
     def _parts_for(self, name: str) -> tuple[Part, ...]:
         pattern = self._match(name)
