@@ -62,7 +62,7 @@ def test_only_the_document_of_a_commit_counts(storage: MemoryStorage) -> None:
 def test_a_step_that_is_not_there(storage: MemoryStorage) -> None:
     with pytest.raises(StepNotFoundError, match=r"step 11 is not in .*committed are 9, 10, 9000"):
         catalog.find_step(storage, 11)
-    with pytest.raises(StepNotFoundError, match="no committed step"):
+    with pytest.raises(StepNotFoundError, match=r"no committed step .* is no checkpoint store"):
         catalog.find_step(MemoryStorage(), None)
 
 
@@ -85,7 +85,7 @@ def test_documents_are_checked_before_they_are_parsed(storage: MemoryStorage) ->
 def test_something_else_is_no_store() -> None:
     storage = MemoryStorage()
     storage.put(layout.ROOT_KEY, b'{"zarr_format":3,"node_type":"group"}')
-    with pytest.raises(FormatError, match=r"zarr\.json .* is not the one of a ucpstore store"):
+    with pytest.raises(FormatError, match=r"something else lies there .* use an empty folder"):
         catalog.create_store(storage)
     assert [entry.key for entry in storage.list("")] == [layout.ROOT_KEY]
 

@@ -22,6 +22,7 @@ from ucpstore.errors import (
 )
 from ucpstore.format import layout
 from ucpstore.format.documents import COMMITS, ROOT, STEPS, TAGS, WORK, Json
+from ucpstore.format.marks import refusal
 from ucpstore.format.record import CommitRecord, DocumentEntry
 from ucpstore.format.step import StepDocument, parse_item, parse_step
 from ucpstore.geometry import Grid
@@ -37,7 +38,20 @@ FIXED_DOCUMENTS: Mapping[str, bytes] = {
 
 
 def generations(storage: Storage) -> dict[int, list[int]]:
-    """All committed steps and their generations, each list rising. One listing."""
+    """All committed steps and their generations, each list rising. One listing.
+
+    Where it finds none the root is looked at: FormatError for a place that is no store, or one of
+    a newer version. An empty place and a damaged root have no steps.
+    """
+    found = _listed(storage)
+    if not found:
+        error = refusal(_root(storage), storage.url)
+        if isinstance(error, (StepNotFoundError, FormatError)):
+            raise FormatError(str(error))
+    return found
+
+
+def _listed(storage: Storage) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for entry in storage.list(layout.COMMITS_PREFIX):
         parsed = layout.parse_commit(entry.key)
@@ -46,6 +60,31 @@ def generations(storage: Storage) -> dict[int, list[int]]:
     for numbers in found.values():
         numbers.sort()
     return found
+
+
+def _root(storage: Storage) -> bytes | None:
+    try:
+        return storage.get(layout.ROOT_KEY)
+    except FileNotFoundError:
+        return None
+
+
+def require_store(storage: Storage) -> None:
+    """Raise what `refusal` says of this place; StepNotFoundError too where there is nothing.
+
+    A store whose root is missing passes: `verify` tells of it, and its steps can be read.
+    """
+    raw = _root(storage)
+    if raw == ROOT:
+        return
+    committed = bool(_listed(storage))
+    error = refusal(raw, storage.url, committed=committed)
+    if error is not None:
+        raise error
+    if not committed:
+        raise StepNotFoundError(
+            f"there is no checkpoint store at {storage.url}; check the URL, or save a step first"
+        )
 
 
 def create_store(storage: Storage) -> None:
@@ -105,7 +144,11 @@ def create_certain(storage: Storage, key: str, content: bytes) -> bytes:
 
 def check_fixed(storage: Storage, key: str, found: bytes) -> None:
     """Refuse a fixed document that is not what this package writes."""
-    if found != FIXED_DOCUMENTS[key]:
+    if key == layout.ROOT_KEY:
+        error = refusal(found, storage.url)
+        if error is not None:
+            raise FormatError(str(error))
+    elif found != FIXED_DOCUMENTS[key]:
         raise FormatError(
             f"{key} in {storage.url} is not the one of a ucpstore store: something else lies "
             "there, a newer version wrote it, or it is damaged; use an empty folder or prefix"
@@ -131,7 +174,7 @@ def find_step(storage: Storage, step: int | None) -> StepRef:
     Raises StepNotFoundError, listing what there is, and saying so where the step is unfinished.
     """
     for again in (False, True, True):
-        found = generations(storage)
+        found = _listed(storage)
         if step is None and found:
             number = max(found)
         elif step is not None and step in found:
@@ -141,6 +184,9 @@ def find_step(storage: Storage, step: int | None) -> StepRef:
                 raise StepNotFoundError(
                     f"step {step} in {storage.url} was deleted while it was read"
                 )
+            error = None if found else refusal(_root(storage), storage.url)
+            if error is not None:
+                raise error
             raise StepNotFoundError(absence(storage, step, found))
         key = layout.commit_key(number, found[number][-1])
         try:
@@ -157,13 +203,19 @@ def find_step(storage: Storage, step: int | None) -> StepRef:
 def absence(storage: Storage, step: int | None, found: Mapping[int, Collection[int]]) -> str:
     """What to say where `step` (any where None) is not among the committed ones."""
     steps = sorted(found)
+    if not steps and _root(storage) is None:
+        absent = "no committed step" if step is None else f"step {step} is not"
+        return (
+            f"{absent} in {storage.url}, where there is no checkpoint store; check the URL, or "
+            "save a step first"
+        )
     if not steps:
         have = "the store has no committed step"
     else:
         shown = ", ".join(map(str, steps[-8:]))
         have = f"committed are {shown}" + (f" and {len(steps) - 8} older" if steps[8:] else "")
     if step is None:
-        return f"no committed step in {storage.url}; save one first, or check the URL"
+        return f"no committed step in {storage.url}; save one first"
     # Folders that a delete left may be listed for a while; they are empty.
     unfinished = (
         next(iter(storage.list(f"{layout.STEPS_PREFIX}{name}/")), None) is not None

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 import ucpstore
 from ucpstore.cli.app import app
 from ucpstore.errors import StorageError
-from ucpstore.format.documents import marked
+from ucpstore.format.documents import group, marked
 from ucpstore.format.layout import commit_key, step_path
 from ucpstore.format.record import CommitRecord
 
@@ -233,6 +233,18 @@ def test_no_store_and_no_step(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+def test_the_wrong_folder(made: Path, tmp_path: Path, command: str) -> None:
+    for place in (made / "commits", step_folder(made, 100), step_folder(made, 100) / "model"):
+        done = run(command, place)
+        assert done.exit_code == 3
+        one_line(done, f"{place} lies inside a store; give the folder above")
+    (tmp_path / "zarr.json").write_bytes(group({"title": "weather"}))
+    done = run(command, tmp_path)
+    assert done.exit_code == 3
+    one_line(done, f"{tmp_path} is a Zarr node, but not a checkpoint store")
+
+
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
@@ -257,9 +269,10 @@ def test_wrong_usage(arguments: list[str], start: str) -> None:
 
 def test_a_store_of_another_layout(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_bytes(marked("store", layout=9))
-    done = run("ls", tmp_path)
-    assert done.exit_code == 5
-    one_line(done, "zarr.json marks a store of layout 9")
+    for command in ("ls", "show", "verify"):
+        done = run(command, tmp_path)
+        assert done.exit_code == 5
+        one_line(done, "zarr.json marks a store of layout 9")
 
 
 def test_an_object_store_that_does_not_answer() -> None:

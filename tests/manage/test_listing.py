@@ -9,16 +9,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
 from manage.samples import flip, opened, step_folder
 from services.faults import WRITES, FaultyStorage
 
-from ucpstore.errors import CorruptError, FormatError, StepNotFoundError
-from ucpstore.format.documents import TOMBSTONE, group, marked
+from ucpstore.format.documents import TOMBSTONE
 from ucpstore.format.layout import commit_key, step_path, work_key
 from ucpstore.format.marks import WorkMark
 from ucpstore.format.record import CommitRecord
-from ucpstore.manage.listing import Unfinished, list_store, require_store
+from ucpstore.manage.listing import Unfinished, list_store
 from ucpstore.options import Options
 
 
@@ -126,22 +124,6 @@ def test_listing_writes_nothing(made: Path) -> None:
     # The root, each record, and the listings; data is not listed.
     assert storage.count("get") == 3
     assert storage.keys("list") == ["commits/"]
-
-
-def test_what_is_no_store(tmp_path: Path, store: Path) -> None:
-    with pytest.raises(StepNotFoundError, match="there is no checkpoint store at"):
-        require_store(opened(tmp_path / "nothing"))
-    put(tmp_path, "zarr/zarr.json", group({"title": "weather"}))
-    with pytest.raises(StepNotFoundError, match="a Zarr node, but not a checkpoint store"):
-        require_store(opened(tmp_path / "zarr"))
-    with pytest.raises(StepNotFoundError, match="not a checkpoint store"):
-        require_store(opened(step_folder(store, 100) / "model/0.bias"))
-    put(tmp_path, "new/zarr.json", marked("store", layout=9))
-    with pytest.raises(FormatError, match="layout 9"):
-        require_store(opened(tmp_path / "new"))
-    put(tmp_path, "torn/zarr.json", b'{"zarr_')
-    with pytest.raises(CorruptError, match="not a JSON document"):
-        require_store(opened(tmp_path / "torn"))
 
 
 def test_a_store_without_its_root_is_still_listed(store: Path) -> None:

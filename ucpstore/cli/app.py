@@ -121,14 +121,13 @@ def show(
     from ucpstore.cli import text
     from ucpstore.cli.show import document, page
     from ucpstore.manage.contents import read_contents, step_url
-    from ucpstore.manage.listing import require_store
     from ucpstore.options import Options
 
     if path and (as_json or match is not None):
         raise typer.BadParameter("--path prints nothing but the path; leave out --json and --match")
     number = _step(step)
     with _storage(url, storage_option, endpoint_url) as storage:
-        require_store(storage)
+        catalog.require_store(storage)
         if path:
             typer.echo(step_url(storage, catalog.find_step(storage, number).record))
             return

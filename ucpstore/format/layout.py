@@ -27,6 +27,7 @@ _SAVE_ID = r"[0-9a-f]{12}"
 _COMMIT_KEY = re.compile(rf"commits/({_STEP})(?:\.([2-9]|[1-9][0-9]+))?/zarr\.json")
 _STEP_PATH = re.compile(rf"steps/({_STEP})-({_SAVE_ID})")
 _STEP_FOLDER = re.compile(rf"steps/({_STEP})-({_SAVE_ID})/.*", re.DOTALL)
+_INSIDE = re.compile(rf"(?:.*/)?steps/(?:{_STEP})-{_SAVE_ID}(?:/.*)?", re.DOTALL)
 _WORK = re.compile(rf"work/({_SAVE_ID})/zarr\.json")
 _TAG = re.compile(r"tags/([A-Za-z0-9][A-Za-z0-9_.-]{0,99})/zarr\.json")
 _TAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -74,6 +75,11 @@ def step_path_of(key: str) -> str | None:
     """The folder of the save that a key lies in; None for a key outside all of them."""
     match = _STEP_FOLDER.fullmatch(key)
     return None if match is None else f"steps/{match[1]}-{match[2]}"
+
+
+def lies_in_step(url: str) -> bool:
+    """Whether a place is the folder of a save, or lies in one, by its name."""
+    return _INSIDE.fullmatch(url.rstrip("/")) is not None
 
 
 def step_key(path: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ucpstore.errors import FormatError
+from ucpstore.errors import CorruptError, FormatError, StepNotFoundError, UcpstoreError
 from ucpstore.format.documents import LAYOUT, ROOT, Json, expect, parse, seal, unseal
-from ucpstore.format.layout import DOCUMENT, check_step
+from ucpstore.format.layout import DOCUMENT, check_step, lies_in_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +69,45 @@ class Tag:
         return cls(_str(found, "name", key), _int(found, "step", key), _str(found, "created", key))
 
 
-def check_root(raw: bytes, key: str = DOCUMENT) -> None:
-    """FormatError unless `raw` is the root document of a store that this package can use."""
+def refusal(raw: bytes | None, url: str, *, committed: bool = False) -> UcpstoreError | None:
+    """Why the place `url` is no store that this package can use; None for a store and for nothing.
+
+    Nothing else decides what a place is. `raw` is the document at its root, None where there is
+    none; `committed` says whether commit records lie below it. StepNotFoundError is for what is no
+    store, FormatError for one of a newer version, CorruptError for one whose root is damaged.
+    """
     if raw == ROOT:
-        return
-    attributes = parse(raw, key).get("attributes")
+        return None
+    inside = StepNotFoundError(
+        f"{url} lies inside a store; give the folder above `steps` and `commits`"
+    )
+    if lies_in_step(url):
+        return inside
+    if raw is None:
+        return None
+    try:
+        attributes = parse(raw, DOCUMENT).get("attributes")
+    except CorruptError as error:
+        return CorruptError(f"{url}: {error}")
     mine = attributes.get("ucpstore") if isinstance(attributes, dict) else None
-    if not isinstance(mine, dict) or mine.get("kind") != "store":
-        raise FormatError(
-            f"{key} is a Zarr node, but not the root of a checkpoint store; "
-            "give an empty place, or the URL of a store"
+    kind = mine.get("kind") if isinstance(mine, dict) else None
+    layout = mine.get("layout") if isinstance(mine, dict) and kind == "store" else None
+    if isinstance(layout, int) and layout > LAYOUT:
+        return FormatError(
+            f"{DOCUMENT} marks a store of layout {layout} in {url}, but this ucpstore knows "
+            f"only layout {LAYOUT}; upgrade ucpstore, or restore the document if it is damaged"
         )
-    raise FormatError(
-        f"{key} marks a store of layout {mine.get('layout')!r}, but this ucpstore knows only "
-        f"layout {LAYOUT}, byte for byte as it writes it; upgrade ucpstore, or restore the document"
+    if committed or kind == "store":
+        return CorruptError(
+            f"{DOCUMENT} in {url} is damaged: it is not the one of a store, byte for byte; restore "
+            "it from a copy"
+        )
+    if kind is not None:
+        return inside
+    return StepNotFoundError(
+        f"{url} is a Zarr node, but not a checkpoint store: something else lies there "
+        f"({DOCUMENT}); check the URL: a store is the folder above `steps` and `commits`; to begin "
+        "one, use an empty folder or prefix"
     )
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ucpstore import catalog
 from ucpstore.errors import CorruptError, FormatError, StepNotFoundError
 from ucpstore.format import layout
-from ucpstore.format.documents import TOMBSTONE, parse
-from ucpstore.format.marks import WorkMark, check_root
+from ucpstore.format.documents import TOMBSTONE
+from ucpstore.format.marks import WorkMark
 from ucpstore.format.record import CommitRecord
 from ucpstore.options import Options
 from ucpstore.saving.mark import age_s, alive, unfinished
@@ -66,28 +66,9 @@ class Listing:
     unfinished: tuple[Unfinished, ...]
 
 
-def require_store(storage: Storage) -> None:
-    """Raise StepNotFoundError where there is no store, FormatError where it is a newer one."""
-    try:
-        raw = storage.get(layout.ROOT_KEY)
-    except FileNotFoundError:
-        if catalog.generations(storage):
-            return  # `verify` tells that the root is missing; the steps can be read
-        raise StepNotFoundError(
-            f"there is no checkpoint store at {storage.url}; check the URL, or save a step first"
-        ) from None
-    attributes = parse(raw, layout.ROOT_KEY).get("attributes")
-    if not isinstance(attributes, dict) or "ucpstore" not in attributes:
-        raise StepNotFoundError(
-            f"{storage.url} is a Zarr node, but not a checkpoint store; check the URL: a store "
-            "is the folder above `steps` and `commits`"
-        )
-    check_root(raw)
-
-
 def list_store(storage: Storage, options: Options) -> Listing:
     """Everything in a store. One small request for each step and each unfinished save."""
-    require_store(storage)
+    catalog.require_store(storage)
     # Before the records: a save that commits meanwhile is then among both and known as committed.
     marks = unfinished(storage)
     folders = storage.folders(layout.STEPS_PREFIX)

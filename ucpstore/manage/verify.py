@@ -9,8 +9,8 @@ there: whole objects of one array, or of arrays cut alike, that changed places a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from ucpstore import catalog
@@ -72,7 +72,7 @@ def verify(
     between; an error that it raises ends the verification.
 
     Damage is reported, not raised. Raises StepNotFoundError where there is no store or no such
-    step, FormatError where the step asked for is too new, and StorageError.
+    step, FormatError where the store or the step asked for is too new, and StorageError.
     """
     with closing(Progress("verify")) as told:
         told.follow(check_progress(progress))
@@ -92,9 +92,11 @@ class _Verifier:
 
     def run(self, step: int | None) -> VerifyReport:
         number = None if step is None else layout.check_step(step)
+        with suppress(CorruptError):  # told among the fixed documents
+            catalog.require_store(self._storage)
         found = catalog.generations(self._storage)
         self._progress.phase("records", total_objects=len(found) if number is None else 1)
-        self._check_fixed(found)
+        self._check_fixed()
         if number is None:
             self._check_names()
             refs = [self._newest(each, found[each]) for each in sorted(found)]
@@ -124,14 +126,9 @@ class _Verifier:
             bytes_read=findings.bytes_read,
         )
 
-    def _check_fixed(self, found: Mapping[int, Sequence[int]]) -> None:
+    def _check_fixed(self) -> None:
         for key, content in catalog.FIXED_DOCUMENTS.items():
-            raw = self._get(key)
-            if raw is None and key == layout.ROOT_KEY and not found:
-                raise StepNotFoundError(
-                    f"there is no checkpoint store at {self._storage.url}; check the URL"
-                )
-            self._findings.document(key, raw, content)
+            self._findings.document(key, self._get(key), content)
 
     def _check_names(self) -> None:
         """Check tags, and that nothing but records lies among the records."""
