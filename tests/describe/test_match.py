@@ -12,6 +12,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 from ucpstore.describe import describe, match, refuse_unexpected, settle_unexpected
 from ucpstore.errors import CorruptError, MismatchError, StateError, UnsupportedError
+from ucpstore.saving.arrival import compare_replicas
+from ucpstore.spec import Spec, replicate
+
+TWO = {0: 0, 1: 1}
 
 
 def _abc(names: str) -> dict[str, torch.Tensor]:
@@ -82,6 +86,32 @@ def test_b12_shapes_must_be_equal(shape):
     with pytest.raises(MismatchError, match=r"m\.w: stored with shape \(8, 4\)"):
         load(target, checkpoint)
     assert target["m"]["a"].tolist() == [0.0, 0.0]
+
+
+def test_on_several_ranks_a_part_without_a_specification_is_pointed_at():
+    checkpoint = save({"m": {"w": torch.ones(8, 4)}})
+    hint = "; if each rank has a part of it, pass spec= (docs/specification.md)"
+    for shape, ranks, told in (
+        ((4, 4), 2, True),
+        ((8, 2), 2, True),
+        ((4, 4), 1, False),
+        ((16, 4), 2, False),
+        ((4,), 2, False),
+    ):
+        target = {"m": {"w": torch.zeros(shape)}}
+        group = {rank: rank for rank in range(ranks)}
+        with pytest.raises(MismatchError) as caught:
+            match(target, checkpoint.tree, checkpoint.infos, group_ranks=group, rank=0)
+        assert str(caught.value).endswith(f"the target has shape {shape}{hint if told else ''}")
+    spec = Spec({"tp": 2}, {"*": replicate("tp")})
+    target = {"m": {"w": torch.zeros(4, 4)}}
+    with pytest.raises(MismatchError, match=r"has shape \(4, 4\)$"):
+        match(target, checkpoint.tree, checkpoint.infos, group_ranks=TWO, rank=0, spec=spec)
+
+
+def test_replicas_that_differ_point_at_specifications():
+    with pytest.raises(StateError, match=r"if each rank has a part of it, pass spec= .*, wrap it"):
+        compare_replicas({0: {"m/w": "a"}, 1: {"m/w": "b"}})
 
 
 def test_b13_dtypes_must_be_equal_unless_cast():

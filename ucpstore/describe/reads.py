@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from ucpstore.describe.tensors import (
     wide_of,
 )
 from ucpstore.errors import CorruptError, MismatchError, UnsupportedError
+from ucpstore.geometry import Index
 from ucpstore.tree.nodes import Node
 
 
@@ -251,6 +253,8 @@ class Reads:
         info, own = self.info(path), tuple(held.local.shape)
         if held.shape != info.shape:
             here = f" ({own} on this rank)" if own != held.shape else ""
+            if held.partition is None and self.ranks.count > 1 and _may_be_part(own, info.shape):
+                here = "; if each rank has a part of it, pass spec= (docs/specification.md)"
             raise MismatchError(
                 f"{place.shown}: stored with shape {info.shape}, the target has shape "
                 f"{held.shape}{here}"
@@ -324,6 +328,10 @@ class Reads:
         local = plain(target, place.shown)
         self.checked_dtype(dtypes.to_name(saved.dtype), local.dtype, place)
         self.values.append(lambda: _fill(local, saved if scale == 1 else saved / scale))
+
+
+def _may_be_part(own: Index, stored: Index) -> bool:
+    return len(own) == len(stored) and all(map(operator.le, own, stored))
 
 
 def _check_own(target: torch.Tensor, place: Place) -> None:

@@ -231,7 +231,8 @@ def compare_replicas(digests: Mapping[int, Mapping[str, str]]) -> None:
                 path = name.split("\0")[0]
                 raise StateError(
                     f"{path}: ranks {other_rank} and {rank} hold different values of what ought "
-                    "to be one tensor; make it a DTensor if it is sharded, give tensors that are "
-                    "not one names of their own, wrap it in ucpstore.PerRank if each rank has its "
-                    "own, or pass check_replicas='never' if it does not matter whose parts are kept"
+                    "to be one tensor; if each rank has a part of it, pass spec= "
+                    "(docs/specification.md) or make it a DTensor, give tensors that are not one "
+                    "names of their own, wrap it in ucpstore.PerRank if each rank has its own, or "
+                    "pass check_replicas='never' if it does not matter whose parts are kept"
                 )
