@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from ucpstore.describe import describe, match, refuse_unexpected, settle_unexpected
+from ucpstore.describe.deepspeed import Counters
 from ucpstore.errors import CorruptError, MismatchError, StateError, UnsupportedError
 from ucpstore.saving.arrival import compare_replicas
 from ucpstore.spec import Spec, replicate
@@ -112,6 +116,30 @@ def test_on_several_ranks_a_part_without_a_specification_is_pointed_at():
 def test_replicas_that_differ_point_at_specifications():
     with pytest.raises(StateError, match=r"if each rank has a part of it, pass spec= .*, wrap it"):
         compare_replicas({0: {"m/w": "a"}, 1: {"m/w": "b"}})
+
+
+def test_an_engine_under_a_specification_is_refused_before_rules_are_asked_for(monkeypatch):
+    class Engine(nn.Module):
+        global_steps = global_samples = skipped_steps = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+
+    module = types.ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = Engine
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    engine, spec = Engine(), Spec({"dp": 2}, {})
+    states = {
+        "epochs.1.run": {"epochs": [{}, {"run": engine}]},
+        "the state": {"model": engine.module, "counters": Counters(engine)},
+    }
+    for where, state in states.items():
+        told = f"^{where}: a DeepSpeed engine tells itself .*; leave spec out"
+        with pytest.raises(UnsupportedError, match=told):
+            describe(state, group_ranks=TWO, rank=0, spec=spec)
+        with pytest.raises(UnsupportedError, match=told):
+            match(state, {"dict": []}, {}, group_ranks=TWO, rank=0, spec=spec)
 
 
 def test_b13_dtypes_must_be_equal_unless_cast():

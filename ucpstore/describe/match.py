@@ -32,6 +32,7 @@ from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
 from ucpstore.describe.stacks import hold_stack
+from ucpstore.describe.state import check_engines
 from ucpstore.describe.target import (
     ArrayInfo,
     Cast,
@@ -84,6 +85,7 @@ def match(
             f"the target must be a dict of items, but it is a {type(state).__name__}; "
             "e.g. {'model': model, 'optim': optimizer}"
         )
+    check_engines(state, spec)
     ranks = Ranks.here(group_ranks, rank, spec)
     patterns = (cast,) if isinstance(cast, str) else tuple(cast or ())
     differences = Differences()
