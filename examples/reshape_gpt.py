@@ -13,6 +13,10 @@ spread over so many of the copies:
 
     python examples/reshape_gpt.py --from pp2,dp4,ep4 --to tp2,pp2,dp2,ep2
 
+The model is small, and everything is cut evenly: tp is 1 or 2 (2 heads of keys and values), pp 1, 2
+or 4 (4 layers), dp divides 8 (sequences of a batch) and sp 32 (their tokens); dp is a multiple of
+ep, which divides the experts, 3 or more. zero3 goes neither with pp nor with experts.
+
 The parallelism is written by hand in plain tensors (examples/gpt), so nothing but the rules in
 examples/gpt/checkpoint.py tells ucpstore how they lie.
 """
@@ -128,10 +132,20 @@ def draw(path: Path, half: int, names: tuple[str, str], through: list[float], re
     print(f"drawn in {path}")
 
 
+def parse_arrangement(text: str) -> Arrangement:
+    """An argument; argparse passes on what is wrong with it only as an error of its own."""
+    try:
+        return Arrangement.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--from", dest="first", type=Arrangement.parse, default="tp2,pp2,dp2,zero1")
-    parser.add_argument("--to", dest="second", type=Arrangement.parse, default="dp4,zero3")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--from", dest="first", type=parse_arrangement, default="tp2,pp2,dp2,zero1")
+    parser.add_argument("--to", dest="second", type=parse_arrangement, default="dp4,zero3")
     parser.add_argument("--experts", type=int, help="in every second layer; 4 where ep is named")
     parser.add_argument("--steps", type=int, default=25, help="of which the second half is resumed")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the parameters")
@@ -146,6 +160,11 @@ def main() -> None:
     if experts is None:
         experts = 4 if max(options.first.ep, options.second.ep) > 1 else 0
     config = Config(experts=experts)
+    for name, asked in (("--from", options.first), ("--to", options.second)):
+        try:
+            config.check(asked)
+        except ValueError as error:
+            parser.error(f"argument {name}: {asked}: {error}")
 
     print(f"[1] {names[0]}, {options.first.ranks} ranks: {options.steps} steps, saving {half}")
     through = run(options.first, config, options.dtype, options.url, 0, options.steps, half)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # the name everyone knows it by
 from torch import Tensor, nn
 
-from gpt.parallel import Axis, Place
+from gpt.data import SEQUENCES
+from gpt.parallel import Arrangement, Axis, Place
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,27 @@ class Config:
         """Whether the layer of this global number is one with experts."""
         return self.experts > 0 and layer % 2 == 1
 
-    def check(self, place: Place) -> None:
-        """Refuse an arrangement that this model cannot have."""
-        if self.experts in (1, 2) or (self.experts == 0 and place.ep.size > 1):
+    def check(self, arrangement: Arrangement) -> None:
+        """Refuse an arrangement that this model, or the batch that trains it, cannot have."""
+        if (self.experts and self.experts < 3) or (self.experts == 0 and arrangement.ep > 1):
             raise ValueError(
                 f"{self.experts} experts in a layer; a token goes to 2 of at least 3, and an "
-                f"arrangement with ep (here {place.ep.size}) needs some"
+                f"arrangement with ep (here {arrangement.ep}) needs some"
             )
-        if self.experts and place.arrangement.zero == 3:
+        if self.experts and arrangement.zero == 3:
             # Dense parameters and experts are two rows, and one module is stored from one.
             raise ValueError("ZeRO-3 and experts do not go together here")
-        for what, number, axis in (
-            ("layers", self.layers, place.pp),
-            ("heads of keys and values", self.kv_heads, place.tp),
-            ("heads", self.heads, place.tp),
-            ("units of the feed-forward network", self.ffn, place.tp),
-            ("experts", self.experts, place.ep),
-            ("tokens of a sequence", self.tokens, place.sp),
+        for what, number, size in (
+            ("layers", self.layers, arrangement.pp),
+            ("heads of keys and values", self.kv_heads, arrangement.tp),
+            ("heads", self.heads, arrangement.tp),
+            ("units of the feed-forward network", self.ffn, arrangement.tp),
+            ("experts", self.experts, arrangement.ep),
+            ("tokens of a sequence", self.tokens, arrangement.sp),
+            ("sequences of a batch", SEQUENCES, arrangement.dp),
         ):
-            if number % axis.size:
-                raise ValueError(f"{number} {what} cannot be cut into {axis.size} equal parts")
+            if number % size:
+                raise ValueError(f"{number} {what} cannot be cut into {size} equal parts")
 
 
 class Embedding(nn.Module):
@@ -193,7 +195,7 @@ class Stage(nn.Module):
 
     def __init__(self, config: Config, place: Place) -> None:
         super().__init__()
-        config.check(place)
+        config.check(place.arrangement)
         last = place.pp.size - 1
         if place.pp.place == 0:
             self.embed = Embedding(config, place)

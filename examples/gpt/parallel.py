@@ -46,7 +46,9 @@ class Arrangement:
             return cls()
         found = re.findall(r"(zero(?=[0-3]\b)|(?:pp|dp|ep|sp|tp)(?!0))(\d+)", text)
         if not found or ",".join(map("".join, found)) != text or len(dict(found)) != len(found):
-            raise ValueError(f"{text!r} is no arrangement; write e.g. tp2,pp2,dp2,zero1, or one")
+            raise ValueError(
+                f"{text!r} is no arrangement; write e.g. tp2,pp2,dp2,zero1, or one; zero is 0 to 3"
+            )
         return cls(**{name: int(number) for name, number in found})
 
     def __str__(self) -> str:
