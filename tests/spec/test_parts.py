@@ -72,7 +72,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: shard(True, "tp"), "shard(True, 'tp'"),
     (lambda: shard(0, ()), "shard: name at least one axis, e.g. shard(0, 'tp'); got ()"),
     (lambda: shard(0, ("tp", "tp")), "the axes ('tp', 'tp') are not all different"),
-    (lambda: replicate(), "replicate: name at least one axis, e.g. replicate('tp'); got ()"),
+    (
+        lambda: replicate(),
+        "replicate: name at least one axis, e.g. replicate('tp'); got (); a rule that leaves all "
+        "axes to the defaults of the Spec is []",
+    ),
+    (lambda: unique(), "a rule that leaves all axes to the defaults of the Spec is []"),
     (lambda: replicate(["tp"]), "replicate: name at least one axis"),  # type: ignore[arg-type]
     (lambda: unique(""), "unique: name at least one axis"),
     (lambda: average(), "average: name at least one axis"),

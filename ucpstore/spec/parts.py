@@ -207,7 +207,9 @@ def _axes(axes: str | Sequence[str], what: str) -> AxisNames:
     names = (axes,) if isinstance(axes, str) or not isinstance(axes, Sequence) else tuple(axes)
     if not names or not all(isinstance(name, str) and name for name in names):
         example = "shard(0, 'tp')" if what == "shard" else f"{what}('tp')"
-        raise StateError(f"{what}: name at least one axis, e.g. {example}; got {axes!r}")
+        nothing = what in ("replicate", "unique") and names == ()
+        advice = "; a rule that leaves all axes to the defaults of the Spec is []" * nothing
+        raise StateError(f"{what}: name at least one axis, e.g. {example}; got {axes!r}{advice}")
     if len(set(names)) != len(names):
         raise StateError(f"{what}: the axes {names} are not all different")
     return names
