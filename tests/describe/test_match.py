@@ -17,7 +17,7 @@ from ucpstore.describe import describe, match, refuse_unexpected, settle_unexpec
 from ucpstore.describe.deepspeed import Counters
 from ucpstore.errors import CorruptError, MismatchError, StateError, UnsupportedError
 from ucpstore.saving.arrival import compare_replicas
-from ucpstore.spec import Spec, replicate
+from ucpstore.spec import Spec, replicate, stacked
 
 TWO = {0: 0, 1: 1}
 
@@ -116,6 +116,38 @@ def test_on_several_ranks_a_part_without_a_specification_is_pointed_at():
 def test_replicas_that_differ_point_at_specifications():
     with pytest.raises(StateError, match=r"if each rank has a part of it, pass spec= .*, wrap it"):
         compare_replicas({0: {"m/w": "a"}, 1: {"m/w": "b"}})
+
+
+def test_a_stack_in_the_checkpoint_of_separate_experts_is_pointed_at():
+    def experts(*names: str) -> nn.Module:
+        model = nn.Module()
+        model.experts = nn.ModuleDict({name: nn.Linear(3, 2, bias=False) for name in names})
+        return model
+
+    hint = (
+        "  model.experts.0.weight: the checkpoint has model.experts.weight of shape (2, 2, 3); if "
+        "that has all layers or experts, a rule with stacked loads separate ones from it "
+        "(docs/specification.md)"
+    )
+    for shape, names, told in (
+        ((2, 2, 3), ("0", "1"), True),
+        ((2, 3), ("0", "1"), False),
+        ((2, 2, 3), ("a", "b"), False),
+    ):
+        checkpoint = save({"model": {"experts.weight": torch.ones(shape)}})
+        with pytest.raises(MismatchError) as caught:
+            load({"model": experts(*names)}, checkpoint)
+        lines = str(caught.value).splitlines()
+        assert lines[1] == "  not in the checkpoint: " + ", ".join(
+            f"model.experts.{name}.weight" for name in names
+        )
+        assert (lines[-1] == hint) is told
+    rule = [stacked(lambda name, at: ("model.experts.weight", int(name.split(".")[2])))]
+    spec, model = Spec({}, {"*": rule}), experts("0", "1")
+    checkpoint = save({"model": {"experts.weight": torch.ones(2, 2, 3)}})
+    state = {"model": model}
+    read(match(state, checkpoint.tree, checkpoint.infos, group_ranks=ALONE, spec=spec), checkpoint)
+    assert model.experts["1"].weight.tolist() == [[1.0] * 3] * 2
 
 
 def test_an_engine_under_a_specification_is_refused_before_rules_are_asked_for(monkeypatch):

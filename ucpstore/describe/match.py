@@ -287,6 +287,7 @@ class _LoadWalk:
         found = keys_of(entries(module, place.shown), place, self.reads.ranks)
         saved |= self._ties(found, saved, place)
         self._names(dict.fromkeys(found), saved, place)
+        self._stack_hint(found, saved, place)
         for name, entry in found.items():
             if name in saved:
                 inside = place.child(name, found)
@@ -386,6 +387,27 @@ class _LoadWalk:
         )
         if hint:
             self.differences.hints.append(hint)
+
+    def _stack_hint(
+        self, found: Mapping[str, Entry], saved: Mapping[object, Node], place: Place
+    ) -> None:
+        """Tell of `stacked` where tensors are missing that are layers of an array that is there."""
+        for name, entry in found.items():
+            if name in saved or entry.tensor is None:
+                continue
+            parts = name.split(".")
+            for at in (at for at, part in enumerate(parts) if part.isdigit()):
+                stack = ".".join((*parts[:at], *parts[at + 1 :]))
+                info = self.reads.arrays.get(array_path(saved.get(stack)) or "")
+                if stack in found or info is None or len(info.shape) != entry.tensor.dim() + 1:
+                    continue
+                self.differences.hints.append(
+                    f"{place.child(name, found).shown}: the checkpoint has "
+                    f"{place.child(stack, saved).shown} of shape {info.shape}; if that has all "
+                    "layers or experts, a rule with stacked loads separate ones from it "
+                    "(docs/specification.md)"
+                )
+                return
 
 
 def _slot(container: object, key: object) -> Put:
