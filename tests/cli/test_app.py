@@ -19,6 +19,7 @@ from services.seaweed import S3Service
 from typer.testing import CliRunner, Result
 
 import ucpstore
+from ucpstore.cli import exits
 from ucpstore.cli.app import app
 from ucpstore.errors import StorageError
 from ucpstore.format.documents import group, marked
@@ -251,8 +252,16 @@ def test_the_wrong_folder(made: Path, tmp_path: Path, command: str) -> None:
         (["ls"], "Missing argument"),
         (["ls", "x", "--jsn"], "No such option: --jsn"),
         (["list", "x"], "No such command 'list'"),
-        (["show", "x", "first"], "Invalid value for '[STEP]'"),
-        (["show", "x", "--", "-1"], "step must be from 0 to"),
+        (["show", "x", "first"], "a step is a whole number >= 0, but STEP is 'first'\n"),
+        (["show", "x", "-12"], "a step is a whole number >= 0, but STEP is '-12'\n"),
+        (["verify", "x", "-1", "--data"], "a step is a whole number >= 0, but STEP is '-1'\n"),
+        (["show", "x", "--", "-1"], "a step is a whole number >= 0, but STEP is '-1'\n"),
+        (["show", "x", "1.5"], "a step is a whole number >= 0, but STEP is '1.5'\n"),
+        (["show", "x", "9" * 20], "step must be from 0 to"),
+        (["show", "x", "9" * 5000], "step must be from 0 to"),
+        (["show", "x", "x" * 50], f"a step is a whole number >= 0, but STEP is '{'x' * 37}...'\n"),
+        (["show", "x", "-v"], "No such option: -v"),
+        (["ls", "x", "-1"], "No such option: -1"),
         (["ls", "gsx://bucket"], "'gsx://bucket': scheme 'gsx' is not known"),
         (["ls", "s3:/bucket"], "'s3:/bucket' looks like a URL that lost a slash"),
         (["ls", "x", "--endpoint-url", "http://h"], "'x' takes no storage options"),
@@ -367,12 +376,16 @@ def test_version_and_help() -> None:
     assert re.findall(r"^  (ls|show|verify) ", run().stdout, re.M) == ["ls", "show", "verify"]
     for command in ("ls", "show", "verify"):
         assert run(command, "-h").exit_code == 0
+    told = re.findall(r"\b\d+\b", " ".join(run().stdout.split()).partition("Exit codes: ")[2])
+    codes = {value for name, value in vars(exits).items() if name.isupper()}
+    assert {int(each) for each in told} == {each for each in codes if isinstance(each, int)}
 
 
 def test_the_process(made: Path) -> None:
     done = process("ls", made, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["steps"]) == 2
+    assert process("show", made, "0" * 5000 + "100").returncode == 0
     done = process("show", made, 7)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"ucpstore: step 7 is not in {made}; committed are 100, 200\n"

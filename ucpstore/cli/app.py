@@ -23,7 +23,8 @@ app = typer.Typer(
     help="Look into a store of checkpoints. No command here changes a store.",
     epilog=(
         "Exit codes: 0 fine, 1 problems found, 2 wrong usage, 3 no such store or step, "
-        "4 storage failed, 5 written by a newer ucpstore, 130 interrupted."
+        "4 storage failed, 5 written by a newer ucpstore, 70 a bug of ucpstore, 130 interrupted, "
+        "141 the reader of the output went away."
     ),
     add_completion=False,
     rich_markup_mode=None,
@@ -40,7 +41,10 @@ Url = Annotated[
     ),
 ]
 Step = Annotated[
-    int | None, typer.Argument(metavar="[STEP]", help="A step's number.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="[STEP]", help="A step's number, as it was given to `save`.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 StorageOption = Annotated[
@@ -179,10 +183,15 @@ def verify(
         raise typer.Exit(exits.TOO_NEW)
 
 
-def _step(step: int | None) -> int | None:
+def _step(step: str | None) -> int | None:
+    """The number in STEP, which typer would refuse in words of its own."""
     from ucpstore.format.layout import check_step
 
-    return None if step is None else check_step(step)
+    if step is None:
+        return None
+    if not (step.isascii() and step.isdigit()):
+        raise StateError(exits.no_step(step))
+    return check_step(int(step.lstrip("0")[:100] or "0"))
 
 
 @contextmanager

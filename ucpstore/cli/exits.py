@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ class Commands(TyperGroup):
         except Exception as error:
             if _debugging():
                 traceback.print_exc()
-            return fail(*_explain(error, prog_name))
+            return fail(*_explain(error, prog_name, args))
         return OK
 
 
@@ -81,9 +82,18 @@ def _debugging() -> bool:
     return os.environ.get("UCPSTORE_DEBUG", "0") not in ("", "0")
 
 
-def _explain(error: Exception, prog_name: str) -> tuple[str, int]:
+def no_step(given: str) -> str:
+    """What to say of a STEP that is no step."""
+    shown = given if len(given) <= 40 else f"{given[:37]}..."
+    return f"a step is a whole number >= 0, but STEP is {shown!r}"
+
+
+def _explain(error: Exception, prog_name: str, args: Sequence[str]) -> tuple[str, int]:
     if isinstance(error, _ClickError):
         context = getattr(error, "ctx", None)
+        number = _negative(error, args)
+        if number is not None:
+            return no_step(number), USAGE
         path = context.command_path if context is not None else prog_name
         said = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]  # click's own
         return f"{said}; see {path} --help", USAGE
@@ -99,6 +109,16 @@ def _explain(error: Exception, prog_name: str) -> tuple[str, int]:
         return str(error), STORAGE
     told = "its traceback is above" if _debugging() else "set UCPSTORE_DEBUG=1 to see where"
     return f"unexpected {type(error).__name__}: {error}; this is a bug of ucpstore, {told}", BUG
+
+
+def _negative(error: Exception, args: Sequence[str]) -> str | None:
+    """The argument that is a negative number, taken for an option where a STEP may stand."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    option = getattr(error, "option_name", "")
+    if not any(each.name == "step" for each in getattr(command, "params", ())):
+        return None
+    numbers = (each for each in args if re.fullmatch(r"-[0-9][0-9.]*", each))
+    return next((each for each in numbers if each.startswith(option)), None) if option else None
 
 
 def _drop_stdout() -> int:
