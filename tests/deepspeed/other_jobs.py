@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -20,6 +21,9 @@ from zero_job import (  # beside this file
     differences,
     engine_of,
     forget,
+    parameters,
+    quiet,
+    started,
     told_by,
     train,
 )
@@ -166,6 +170,67 @@ def refusals_on_nvme(url: str) -> list[str]:
         except ucpstore.StateError as error:
             found.append(str(error))
     return found
+
+
+def within_a_step(url: str, kind: Kind) -> list[str]:
+    """Save and load an engine that has accumulated one micro-batch of two; then between steps."""
+    engine = engine_of(kind)
+    train(engine, 2)
+    ucpstore.save(url, engine, step=1)
+    found = []
+    train(engine, 1)
+    for action in (ucpstore.save, ucpstore.load):
+        try:
+            action(url, engine, step=1)
+        except ucpstore.UnsupportedError as error:
+            found.append(str(error))
+    train(engine, 1)
+    ucpstore.load(url, engine, step=1)
+    found.append(f"{engine.global_steps} steps, {engine.micro_steps % 2} micro-batches")
+    forget(engine)
+    return found
+
+
+def without_an_optimizer(url: str, kind: Kind) -> list[str]:
+    """Engines for evaluation: load what one that trains saved, and save again."""
+    trained = engine_of(kind)
+    train(trained, 1)
+    ucpstore.save(url, trained, step=1)
+    expected = told_by(trained, kind)[2]
+    forget(trained)
+    engine = engine_of(kind, seed=5, evaluates=True)
+    for step in (1, 2):
+        report = ucpstore.load(url, engine, step=step)
+        assert not report.missing
+        found = parameters(engine)
+        wrong = [name for name in expected if not torch.equal(expected[name], found[name])]
+        assert wrong == [], (step, wrong)
+        ucpstore.save(url, engine, step=2, overwrite=True)
+    forget(engine)
+    return [*ucpstore.CheckpointStore(url).open(2)]
+
+
+def experts(url: str, ep_size: int) -> str:
+    """Save a layer of experts; what it is told, or "saved" once it was loaded again."""
+    with quiet():
+        started()
+        from deepspeed.moe.layer import MoE
+
+        inner = nn.Linear(4, 4, bias=False)
+        net = nn.ModuleDict({"moe": MoE(4, inner, num_experts=2, ep_size=ep_size)})
+        net["moe"].set_deepspeed_parallelism()
+    for parameter in net.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    expected = {name: each.detach().clone() for name, each in net.named_parameters()}
+    try:
+        ucpstore.save(url, {"model": net}, step=1)
+    except ucpstore.UnsupportedError as error:
+        return str(error)
+    for parameter in net.parameters():
+        parameter.detach().zero_()
+    ucpstore.load(url, {"model": net})
+    assert all(torch.equal(each, expected[name]) for name, each in net.named_parameters())
+    return "saved"
 
 
 def train_what_was_frozen(url: str, kind: Kind) -> tuple[str, list[str], list[str]]:

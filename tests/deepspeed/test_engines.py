@@ -15,6 +15,7 @@ except metadata.PackageNotFoundError:
 
 from cells import run, sample  # beside this file
 from other_jobs import (  # beside this file
+    experts,
     load_from_other,
     load_other,
     refusals,
@@ -23,6 +24,8 @@ from other_jobs import (  # beside this file
     save_one_group,
     save_other,
     train_what_was_frozen,
+    within_a_step,
+    without_an_optimizer,
 )
 from zero_job import Kind, continue_run, differences, load_run, save_run  # beside this file
 
@@ -125,3 +128,31 @@ def test_parameters_on_nvme_are_refused(zero_ranks: Ranks, tmp_path: Path) -> No
         assert "with states or parameters on NVMe" in found[0]
         assert "this rank's part has 1 elements in memory; parameters on NVMe" in found[1]
     assert not url.exists()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_engines_are_saved_and_loaded_between_steps(
+    zero_ranks: Ranks, tmp_path: Path, stage: int
+) -> None:
+    text = "it has accumulated 1 of the 2 micro-batches of a step, whose gradients are not stored"
+    url = str(tmp_path / "s")
+    for found in zero_ranks.run(2, within_a_step, url, Kind(stage, accumulate=2)):
+        assert text in found[0]
+        assert text in found[1]
+        assert found[2:] == ["1 steps, 0 micro-batches"]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_engines_without_an_optimizer(zero_ranks: Ranks, tmp_path: Path, stage: int) -> None:
+    for items in zero_ranks.run(2, without_an_optimizer, str(tmp_path / "s"), Kind(stage)):
+        assert set(items) == {"model", "counters"}
+
+
+def test_experts_of_several_ranks_do_not_pass_for_replicas(
+    zero_ranks: Ranks, tmp_path: Path
+) -> None:
+    url = tmp_path / "never"
+    for found in zero_ranks.run(2, experts, str(url), 2):
+        assert "model.moe.deepspeed_moe.experts.deepspeed_experts.0.weight: a parameter" in found
+    assert not url.exists()
+    assert zero_ranks.run(2, experts, str(tmp_path / "s"), 1) == ["saved"] * 2

@@ -11,7 +11,7 @@ from describe.engine import join, read
 from spec.simulated import load, save
 from torch import nn
 
-from ucpstore import Flat, MismatchError, Spec, StateError, UnsupportedError
+from ucpstore import Flat, FlatOptimizer, MismatchError, Spec, StateError, UnsupportedError
 from ucpstore.describe import describe, match
 from ucpstore.spec import padded, renamed, replicate, scaled, shard, tied, unique
 
@@ -377,3 +377,28 @@ def test_float8_is_not_calculated_with() -> None:
     weight = torch.ones(2).to(torch.float8_e4m3fn)
     with pytest.raises(UnsupportedError, match="scaled is for floats of 16 bits"):
         describe({"m": {"w": weight}}, group_ranks={0: 0, 1: 1}, rank=0, spec=rules)
+
+
+def test_padding_of_rows_is_zero_after_a_load() -> None:
+    def states(value: float) -> list[dict[str, object]]:
+        made = []
+        for _ in range(4):
+            net = nn.Module()
+            net.w = nn.Parameter(torch.full((4, 2), value, dtype=torch.bfloat16))
+            row = nn.Parameter(torch.full((5,), value))
+            adam = torch.optim.AdamW([row])
+            moments = {key: torch.full((5,), value) for key in ("exp_avg", "exp_avg_sq")}
+            adam.state[row] = {"step": torch.tensor(1.0), **moments}
+            flat = Flat(row, {"w": (4, 2)}, "dp")
+            made.append({"model": net, "optim": FlatOptimizer(adam, [flat])})
+        return made
+
+    # rank 2 * dp + tp: the block of tp 1 has one real row, which a part of 5 ends behind
+    spec = Spec({"dp": 2, "tp": 2}, {"model.w": [shard(0, "tp"), padded(0, 5), replicate("dp")]})
+    target = states(9.0)
+    load(target, save(states(3.0), spec), spec)
+    real = [[3] * 5, [3, 3, 0, 0, 0], [3] * 3 + [9, 9], [0] * 3 + [9, 9]]
+    for state, expected in zip(target, real, strict=True):
+        (row,) = state["optim"].optimizer.param_groups[0]["params"]
+        assert row.tolist() == expected
+        assert state["optim"].optimizer.state[row]["exp_avg"].tolist() == expected

@@ -24,6 +24,12 @@ def test_every_name_of_a_tied_tensor_is_there() -> None:
     check_paths(node)
 
 
+def test_a_tied_name_may_come_before_its_array() -> None:
+    head = {"dict": [["m", {"dict": [["head", {"link": "m/embed"}]]}]]}
+    embed = {"dict": [["m", {"dict": [["embed", {"array": "m/embed"}]]}]]}
+    check_paths(merge_nodes([(0, head), (1, embed)]))
+
+
 def test_states_of_an_optimizer_are_named_as_their_folders() -> None:
     states = {
         name: {"exp_avg": {"array": f"optim/exp_avg/{name}"}, "step": 3} for name in ("w", "b")

@@ -19,7 +19,7 @@ from ucpstore.describe.owned import Copy, Row, RowOptimizer
 from ucpstore.errors import UnsupportedError
 from ucpstore.flat import Flat
 
-_COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 Rows = Iterator[list[Row | Copy]]
 
 
@@ -39,6 +39,9 @@ class Counters:
             setattr(self._engine, name, state[name])
 
 
+_NO_OPTIMIZER = ("DummyOptim", "DeepSpeedZeRoOffload")
+"""What DeepSpeed puts in the place of an optimizer, or inside of one, where it was given none."""
+
 _ON_NVME = ("swap_optimizer", "params_in_nvme_and_cpu")
 """Attributes of ZeRO-3's optimizer that say that the states, the parameters are not in memory."""
 
@@ -51,13 +54,36 @@ def expand(engine: Any, shown: str) -> dict[str, object]:
             f"{where}: the names in a PipelineEngine are those of its stage; put its module into "
             "the state, with a specification that renames"
         )
+    _check_boundary(engine, where)
     items: dict[str, object] = {"model": engine.module}
-    if engine.optimizer is not None and type(engine.optimizer).__name__ != "DummyOptim":
+    if _has_optimizer(engine):
         items["optim"] = _optimizer(engine, f"{shown}.model" if shown else "model", where)
     if engine.lr_scheduler is not None:
         items["scheduler"] = engine.lr_scheduler
     items["counters"] = Counters(engine)
     return items
+
+
+def _check_boundary(engine: Any, where: str) -> None:
+    """Refuse an engine that has gradients of a part of a step; they are not stored.
+
+    DeepSpeed counts no more where the caller tells it the boundaries.
+    """
+    if getattr(engine, "_is_gradient_accumulation_boundary", None) is not None:
+        return
+    count = engine.gradient_accumulation_steps()
+    done = engine.micro_steps % count
+    if done:
+        raise UnsupportedError(
+            f"{where}: it has accumulated {done} of the {count} micro-batches of a step, whose "
+            "gradients are not stored; save and load between steps"
+        )
+
+
+def _has_optimizer(engine: Any) -> bool:
+    outer = engine.optimizer
+    kinds = (type(outer).__name__, type(getattr(outer, "optimizer", None)).__name__)
+    return outer is not None and not {*kinds} & {*_NO_OPTIMIZER}
 
 
 def _optimizer(engine: Any, of: str, where: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -132,10 +133,15 @@ def names_of(
             raise StateError(
                 f"{where}: parameter {number} of the optimizer (group {at}, shape "
                 f"{tuple(parameter.shape)}) is in no module of the state, so it has no name; add "
-                "the module that holds it, e.g. {'model': model, 'optim': optimizer}"
+                f"the module that holds it, e.g. {{'model': model, 'optim': optimizer}}{_engine()}"
             )
         found[parameter] = Name(holder.shown, holder.names[parameter], holder)
     return found
+
+
+def _engine() -> str:
+    """Advice for those who use DeepSpeed, whose optimizers hold copies and rows."""
+    return ", or pass a DeepSpeed engine itself" if "deepspeed" in sys.modules else ""
 
 
 def inner_optimizer(value: object, where: str) -> torch.optim.Optimizer | None:

@@ -214,8 +214,6 @@ class Reads:
         """Fill tensors that are layers of one array."""
         for tensor in tensors:
             self.row(tensor, place)
-        if held.partition is not None and held.partition.padded:
-            self.values += [partial(_clear_padding, v.tensor, (v,)) for v in held.views]
         self.part(held, node, place, derived=derived)
 
     def _part(self, held: Held, node: Node, place: Place, *, derived: bool = False) -> None:
@@ -232,6 +230,8 @@ class Reads:
             )
         self._check(held, path, place, derived=derived)
         self.raw(path, *self._unscaled(held, path))
+        if held.partition is not None and held.partition.padded:
+            self.values += [partial(_clear_padding, v.tensor, (v,)) for v in held.views]
 
     def _unscaled(self, held: Held, path: str) -> tuple[View, ...]:
         """The views to read into: others, of which these are made at the end, where scaled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import cast
 
@@ -71,6 +72,8 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
     resolved, which copies them.
     """
     tensor = _waited(tensor)
+    if ranks.spec is None and len(ranks.of_global) > 1:
+        _refuse_expert(tensor, where)
     part = sharded(tensor)
     if part is not None:
         return _hold_sharded(tensor, part, ranks, where)
@@ -103,6 +106,25 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
         lowered.alone,
         tied,
         lowered.mean,
+    )
+
+
+def _refuse_expert(tensor: torch.Tensor, where: str) -> None:
+    """Refuse what DeepSpeed and Megatron mark as an expert's: other ranks have others of its name.
+
+    They are equal when they are made, and would pass for replicas.
+    """
+    if getattr(tensor, "allreduce", True) is not False:
+        return
+    groups = sys.modules.get("deepspeed.utils.groups")
+    named = {} if groups is None else groups._get_expert_parallel_group_dict()
+    group = named.get(getattr(tensor, "group_name", None))
+    if group is not None and dist.get_world_size(group) == 1:
+        return
+    raise UnsupportedError(
+        f"{where}: a parameter of an expert (its allreduce is False), so other ranks may have "
+        "another one under this name; put the module into the state with a specification that "
+        "renames or stacks the experts (docs/parallelism.md)"
     )
 
 
@@ -149,14 +171,17 @@ def cut_by(mesh: Mesh, row: FlatCut) -> Partition:
 def views_of(
     local: torch.Tensor, partition: Partition, shape: Index, rank: int, offset: int
 ) -> tuple[View, ...]:
-    """What lies of a tensor, which begins at `offset` of a row, in the rank's part of the row."""
+    """What lies of a tensor, which begins at `offset` of a row, in the rank's part of the row.
+
+    Of a padded one also the views that are nothing but padding, without pieces.
+    """
     (start, _), views = flat_views(partition, shape, rank)
     found = []
     for view in views:
         # A range begins in the rank's own part of the row.
         first = (offset + start) % local.numel() + view.start
         size = math.prod(view.shape)
-        if view.pieces:
+        if view.pieces or (partition.padded and size):
             part = local[first : first + size].view(view.shape)
             found.append(View(part, view.pieces))
     return tuple(found)

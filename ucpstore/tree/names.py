@@ -36,7 +36,9 @@ def check_paths(tree: Node) -> None:
     """
     seen: set[str] = set()
     for name, path, tied in _arrays(tree, ""):
-        if not tied and path in seen:
+        if tied:  # its array may come later, from another rank
+            continue
+        if path in seen:
             raise StateError(
                 f"{name}: keys of different types that read the same, held by different ranks, "
                 f"would both be stored at {path}; use keys of one type on all ranks"
