@@ -280,3 +280,19 @@ def test_what_a_module_was_saved_as_need_not_be_there() -> None:
     more = {"nets": [nn.Linear(1, 1), target["model"]], "optim": target["optim"]}
     with pytest.raises(MismatchError, match="nets: saved with 1 elements, the target has 2"):
         load(more, save(nets))
+
+
+def test_states_of_what_a_row_took_the_place_of_are_not_kept() -> None:
+    net = Net(SHAPES, 1, 2)
+    adagrad = torch.optim.Adagrad(net.parameters(), lr=0.1)  # makes its states now
+    row = nn.Parameter(torch.ones(5))
+    adagrad.param_groups[0]["params"] = [row]
+    adagrad.state[row] = {"step": torch.tensor(1.0), "sum": torch.ones(5)}
+    saved = save({"model": net, "optim": FlatOptimizer(adagrad, [Flat(row, SHAPES)])})
+    assert {path for path in saved.arrays if path.startswith("optim/sum")} == {
+        "optim/sum/a",
+        "optim/sum/b",
+    }
+    adagrad.state[nn.Parameter(torch.ones(7))] = {"sum": torch.ones(7)}
+    with pytest.raises(StateError, match=r"of shape \(7,\) that is in none of its groups"):
+        save({"model": net, "optim": FlatOptimizer(adagrad, [Flat(row, SHAPES)])})

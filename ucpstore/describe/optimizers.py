@@ -179,6 +179,8 @@ def _extra(holding: Holding, place: Place, walk: Walk) -> dict[str, Node]:
     extra: dict[str, Node] = {}
     known = {owned.parameter for owned in holding}
     known |= {parameter for owned in holding for _, parameter in owned.layers}
+    # Adagrad makes states at once, of what copies then take the place of.
+    known |= {owned.weight for owned in holding if owned.weight is not None}
     for key, value in holding.optimizer.state.items():
         if isinstance(key, str):
             extra[key] = walk.value(value, place.child("extra", ()).child(key, ()))
