@@ -63,18 +63,18 @@ def test_a_scaled_value_is_not_rounded_in_the_smaller_dtype() -> None:
         assert state["m"].w.tolist() == [30000.0, 1.5]
 
 
-def test_padding_of_a_scaled_row_keeps_its_bits() -> None:
+def test_padding_of_a_scaled_row_is_zero_and_what_lies_behind_keeps_its_bits() -> None:
     spec = Spec({"tp": 4, "dp": 1}, {"model.w": [padded(0, 2), scaled("tp")]})
 
     def row(value: float) -> list[dict[str, Flat]]:
-        part = [torch.full((3,), value, dtype=torch.float16) for _ in range(4)]
+        part = [torch.full((4,), value, dtype=torch.float16) for _ in range(4)]
         return [{"o": Flat(each, {"w": (3,)}, "dp", is_state=False)} for each in part]
 
     stored = save(row(2.0), spec)
     assert stored.arrays["o/w"].tolist() == [8.0, 8.0]
     target = row(60000.0)
     load(target, stored, spec)
-    assert [state["o"].tensor.tolist() for state in target] == [[2.0, 2.0, 60000.0]] * 4
+    assert [state["o"].tensor.tolist() for state in target] == [[2.0, 2.0, 0.0, 60000.0]] * 4
 
 
 def tied_items(rules: object, *values: torch.Tensor) -> tuple[Spec, list[dict[str, One]]]:
