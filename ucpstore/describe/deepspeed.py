@@ -14,30 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ucpstore.describe.modules import parameter_names
+from ucpstore.describe.counters import Counters
+from ucpstore.describe.modules import first_names, parameters_of
 from ucpstore.describe.owned import Copy, Row, RowOptimizer
 from ucpstore.errors import UnsupportedError
 from ucpstore.flat import Flat
 
-_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 Rows = Iterator[list[Row | Copy]]
-
-
-class Counters:
-    """How far an engine is; items of this kind need not be in a checkpoint."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def state_dict(self) -> dict[str, int]:
-        """The counters that DeepSpeed saves too."""
-        return {name: int(getattr(self._engine, name)) for name in _COUNTERS}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Set them."""
-        for name in _COUNTERS:
-            setattr(self._engine, name, state[name])
-
 
 _NO_OPTIMIZER = ("DummyOptim", "DeepSpeedZeRoOffload")
 """What DeepSpeed puts in the place of an optimizer, or inside of one, where it was given none."""
@@ -90,7 +73,7 @@ def _optimizer(engine: Any, of: str, where: str) -> object:
     outer = engine.optimizer
     if isinstance(outer, torch.optim.Optimizer):
         return outer
-    names = parameter_names(engine.module, where)
+    names = first_names(parameters_of(engine.module, where))
     rows = _ROWS.get(type(outer).__name__)
     on_nvme = any(getattr(outer, name, False) for name in _ON_NVME)
     if rows is None or engine.fp16_enabled() or on_nvme:

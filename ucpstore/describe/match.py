@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from ucpstore.describe.build import ABSENT, build, document
-from ucpstore.describe.deepspeed import Counters, expand
+from ucpstore.describe.counters import Counters
+from ucpstore.describe.deepspeed import expand
 from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import DICTS, array_path, children, only_values, what
-from ucpstore.describe.modules import Entry, entries, is_engine
+from ucpstore.describe.modules import Entry, entries
 from ucpstore.describe.naming import keys_of, modules_of
 from ucpstore.describe.objects import Stateful, is_stateful
 from ucpstore.describe.optimizer_target import OptimizerTarget
@@ -32,7 +33,6 @@ from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads import Reads
 from ucpstore.describe.schedulers import check_schedulers
 from ucpstore.describe.stacks import hold_stack
-from ucpstore.describe.state import check_engines
 from ucpstore.describe.target import (
     ArrayInfo,
     Cast,
@@ -47,6 +47,7 @@ from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.decode import decode
 from ucpstore.tree.nodes import Node, items_of, tag_of
+from ucpstore.wrappers import is_engine
 
 Put = Callable[[object], None]
 """Puts another value into the slot that a value of the target came from."""
@@ -85,7 +86,6 @@ def match(
             f"the target must be a dict of items, but it is a {type(state).__name__}; "
             "e.g. {'model': model, 'optim': optimizer}"
         )
-    check_engines(state, spec)
     ranks = Ranks.here(group_ranks, rank, spec)
     patterns = (cast,) if isinstance(cast, str) else tuple(cast or ())
     differences = Differences()

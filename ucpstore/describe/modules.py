@@ -5,7 +5,7 @@ The names are those of `module.state_dict()` without what wrappers add; see `ucp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +15,10 @@ from ucpstore.errors import UnsupportedError
 from ucpstore.wrappers import (
     EXTRA_STATE,
     has_extra_state,
-    is_engine,
     submodules,
     tensors_of,
     unwrapped,
 )
-
-__all__ = ["EXTRA_STATE", "Entry", "entries", "is_engine", "parameter_names"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,12 +59,17 @@ def entries(module: nn.Module, where: str) -> tuple[Entry, ...]:
     return found
 
 
-def parameter_names(module: nn.Module, where: str) -> dict[nn.Parameter, str]:
+def parameters_of(module: nn.Module, where: str) -> dict[str, nn.Parameter]:
+    """Every parameter, tied ones under every name."""
+    found = ((entry.name, entry.tensor) for entry in entries(module, where))
+    return {name: tensor for name, tensor in found if isinstance(tensor, nn.Parameter)}
+
+
+def first_names(parameters: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, str]:
     """The first name of every parameter."""
     names: dict[nn.Parameter, str] = {}
-    for entry in entries(module, where):
-        if isinstance(entry.tensor, nn.Parameter):
-            names.setdefault(entry.tensor, entry.name)
+    for name, parameter in parameters.items():
+        names.setdefault(parameter, name)
     return names
 
 

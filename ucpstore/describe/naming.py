@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ucpstore.describe.modules import Entry, entries, is_engine
+from ucpstore.describe.counters import Counters
+from ucpstore.describe.modules import Entry, first_names, parameters_of
 from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.stacks import check_ties, layer_of
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.perrank import PerRank
+from ucpstore.wrappers import is_engine
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,22 +55,25 @@ class Name:
 
 
 def modules_of(state: object, ranks: Ranks) -> tuple[Named, ...]:
-    """Every module in a state's dicts, lists and tuples, in order."""
+    """Every module in a state's dicts, lists and tuples, in order.
+
+    Raises UnsupportedError for a DeepSpeed engine under a specification, before a rule is asked.
+    """
     return tuple(_find(state, (), ROOT, ranks))
 
 
 def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -> Iterator[Named]:
+    if ranks.spec is not None and (is_engine(value) or isinstance(value, Counters)):
+        where = place.shown if is_engine(value) else "the state"  # it was made of an engine
+        raise UnsupportedError(
+            f"{where}: a DeepSpeed engine tells itself how it lies over the ranks, which does not "
+            "go together with a specification; leave spec out (docs/deepspeed.md)"
+        )
     if is_engine(value):
         value = {"model": value.module}  # type: ignore[attr-defined]
     if isinstance(value, nn.Module):
-        found = {
-            entry.name: entry.tensor
-            for entry in entries(value, place.shown)
-            if isinstance(entry.tensor, nn.Parameter)
-        }
-        own: dict[nn.Parameter, str] = {}
-        for name, parameter in found.items():
-            own.setdefault(parameter, name)
+        found = parameters_of(value, place.shown)
+        own = first_names(found)
         names = {
             each: place.inside(ranks.stored(place.full(name)), name) for each, name in own.items()
         }

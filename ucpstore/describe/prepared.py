@@ -16,7 +16,6 @@ from torch import nn
 from ucpstore.describe.deepspeed import expand
 from ucpstore.describe.kinds import DICTS, children
 from ucpstore.describe.masters import Masters
-from ucpstore.describe.modules import is_engine
 from ucpstore.describe.naming import Named
 from ucpstore.describe.optimizer_target import OptimizerTarget
 from ucpstore.describe.owned import RowOptimizer, holding_of, is_optimizer
@@ -26,6 +25,7 @@ from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import FlatOptimizer
 from ucpstore.tree.nodes import Node, items_of, tag_of
 from ucpstore.tree.optimizer import OptimizerNode, to_node
+from ucpstore.wrappers import is_engine
 
 
 @dataclass(slots=True, eq=False)

@@ -229,9 +229,7 @@ class Reads:
                 f"{place.shown}: the target is a tensor, but {what(node)} was saved"
             )
         self._check(held, path, place, derived=derived)
-        self.raw(path, *self._unscaled(held, path))
-        if held.partition is not None and held.partition.padded:
-            self.values += [partial(_clear_padding, v.tensor, (v,)) for v in held.views]
+        self._fill(held, path)
 
     def _unscaled(self, held: Held, path: str) -> tuple[View, ...]:
         """The views to read into: others, of which these are made at the end, where scaled."""
@@ -264,11 +262,9 @@ class Reads:
             self.checked_dtype(info.dtype, held.local.dtype, place)
 
     def _fill(self, held: Held, path: str, *also: View) -> None:
-        partition, local = held.partition, held.local
-        views = self._unscaled(held, path)
-        if partition is not None and partition.padded:
-            self.values.append(lambda: _clear_padding(local, held.views))
-        self.raw(path, *views, *also)
+        self.raw(path, *self._unscaled(held, path), *also)
+        if held.partition is not None and held.partition.padded:
+            self.values += [partial(_clear_padding, view) for view in held.views]
 
     def _tied(self, held: Held, claim: Claim, known: Claim) -> None:
         """Two stored arrays for the same memory: refused, or over items compared once read.
@@ -343,13 +339,13 @@ def _check_own(target: torch.Tensor, place: Place) -> None:
         )
 
 
-def _clear_padding(local: torch.Tensor, views: Sequence[View]) -> None:
+def _clear_padding(view: View) -> None:
     """Zeros behind what is real; padding lies at the end of each dimension."""
-    ends = [piece.local.stop for view in views for piece in view.pieces]
-    with _writing(local):
-        for dim, extent in enumerate(local.shape):
+    ends = [piece.local.stop for piece in view.pieces]
+    with _writing(view.tensor):
+        for dim, extent in enumerate(view.tensor.shape):
             real = max((end[dim] for end in ends), default=0)
-            local.narrow(dim, real, extent - real).zero_()
+            view.tensor.narrow(dim, real, extent - real).zero_()
 
 
 def _divide(own: View, stored: View, by: int) -> None:

@@ -7,7 +7,7 @@ Only metadata is read: no tensor is copied but for foreign byte orders, pending 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
@@ -17,10 +17,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.deepspeed import Counters, expand
+from ucpstore.describe.deepspeed import expand
 from ucpstore.describe.flat import hold_flat
 from ucpstore.describe.kinds import array_path
-from ucpstore.describe.modules import EXTRA_STATE, Entry, entries, is_engine
+from ucpstore.describe.modules import Entry, entries
 from ucpstore.describe.naming import Named, keys_of, modules_of
 from ucpstore.describe.numpys import from_numpy, identity_of
 from ucpstore.describe.objects import is_stateful
@@ -39,6 +39,7 @@ from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.encode import encode, encode_value
 from ucpstore.tree.nodes import Node
+from ucpstore.wrappers import EXTRA_STATE, is_engine
 
 _MAPPING_TAGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered_dict"}
 
@@ -78,32 +79,6 @@ def check_state(state: object) -> Mapping[str, object]:
     return state
 
 
-def check_engines(state: object, spec: Spec | None) -> None:
-    """Refuse a DeepSpeed engine under a specification, before any rule is asked for."""
-    where = None if spec is None else next(_engines(state, ROOT), None)
-    if where is not None:
-        raise UnsupportedError(
-            f"{where}: a DeepSpeed engine tells itself how it lies over the ranks, which does not "
-            "go together with a specification; leave spec out (docs/deepspeed.md)"
-        )
-
-
-def _engines(value: object, place: Place) -> Iterator[str]:
-    if isinstance(value, Counters):
-        yield "the state"  # is an engine, or was made of one
-    elif is_engine(value):
-        yield place.shown
-    elif is_plain(value):
-        return
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _engines(item, place.child(key, value))
-    elif type(value) in (list, tuple):
-        assert isinstance(value, (list, tuple))
-        for at, item in enumerate(value):
-            yield from _engines(item, place.child(at, ()))
-
-
 def describe(
     state: object,
     *,
@@ -126,7 +101,6 @@ def describe(
     for whatever cannot be stored.
     """
     state = check_state(state)
-    check_engines(dict(state), spec)
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
     ranks = Ranks.here(group_ranks, rank, spec)
     walk = _SaveWalk(ranks, patterns, tuple(cast), codec_of, modules_of(dict(state), ranks))

@@ -72,7 +72,7 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
     resolved, which copies them.
     """
     tensor = _waited(tensor)
-    if ranks.spec is None and len(ranks.of_global) > 1:
+    if ranks.spec is None and ranks.count > 1:
         _refuse_expert(tensor, where)
     part = sharded(tensor)
     if part is not None:
