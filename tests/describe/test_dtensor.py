@@ -10,9 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from ucpstore.describe.dtensor import like
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import hold
+from ucpstore.describe.tensors.dtensor import like
+from ucpstore.describe.tensors.hold import hold
 from ucpstore.errors import StateError, UnsupportedError
 
 FOUR = {rank: rank for rank in range(4)}

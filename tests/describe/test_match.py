@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from ucpstore.describe import describe, match, refuse_unexpected, settle_unexpected
-from ucpstore.describe.deepspeed import Counters
+from ucpstore.describe.engines.deepspeed import Counters
 from ucpstore.errors import CorruptError, MismatchError, StateError, UnsupportedError
 from ucpstore.saving.arrival import compare_replicas
 from ucpstore.spec import Spec, replicate, stacked

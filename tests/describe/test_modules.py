@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from ucpstore.describe import describe
-from ucpstore.describe.modules import entries
+from ucpstore.describe.modules.entries import entries
 from ucpstore.errors import MismatchError, StateError, UnsupportedError
 from ucpstore.spec import Spec
 

@@ -3,10 +3,8 @@
 The only package that knows DTensor, modules, optimizers and other frameworks.
 """
 
-from ucpstore.describe.match import match
-from ucpstore.describe.perrank import PerRankDocument
-from ucpstore.describe.state import LocalArray, LocalState, check_state, describe
-from ucpstore.describe.target import (
+from ucpstore.describe.load.walk import match
+from ucpstore.describe.reads.differences import (
     ArrayInfo,
     Cast,
     Read,
@@ -14,7 +12,9 @@ from ucpstore.describe.target import (
     refuse_unexpected,
     settle_unexpected,
 )
-from ucpstore.describe.tensors import View
+from ucpstore.describe.save.state import LocalArray, LocalState, check_state, describe
+from ucpstore.describe.tensors.hold import View
+from ucpstore.describe.values.perrank import PerRankDocument
 
 __all__ = [
     "ArrayInfo",

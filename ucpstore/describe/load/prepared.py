@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from ucpstore.describe.deepspeed import expand
+from ucpstore.describe.engines.deepspeed import expand
 from ucpstore.describe.kinds import DICTS, children
-from ucpstore.describe.masters import Masters
-from ucpstore.describe.naming import Named
-from ucpstore.describe.optimizer_target import OptimizerTarget
-from ucpstore.describe.owned import RowOptimizer, holding_of, is_optimizer
+from ucpstore.describe.load.masters import Masters
+from ucpstore.describe.load.optimizer import OptimizerTarget
+from ucpstore.describe.modules.named import Named
+from ucpstore.describe.optimizers.owned import RowOptimizer, holding_of, is_optimizer
 from ucpstore.describe.place import ROOT, Place, is_plain
-from ucpstore.describe.reads import Reads
+from ucpstore.describe.reads.reads import Reads
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import FlatOptimizer
 from ucpstore.tree.nodes import Node, items_of, tag_of

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ucpstore.describe.numpys import Array
 from ucpstore.describe.place import Place
-from ucpstore.describe.tensors import share_elements
+from ucpstore.describe.tensors.hold import share_elements
+from ucpstore.describe.tensors.numpys import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

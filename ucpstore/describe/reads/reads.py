@@ -13,14 +13,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.claims import Claim, overlapping
-from ucpstore.describe.dtensor import like
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
-from ucpstore.describe.numpys import Array, writable
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.target import ArrayInfo, Arrays, Differences, Read, dtype_problem
-from ucpstore.describe.tensors import (
+from ucpstore.describe.reads.claims import Claim, overlapping
+from ucpstore.describe.reads.differences import ArrayInfo, Arrays, Differences, Read, dtype_problem
+from ucpstore.describe.tensors.dtensor import like
+from ucpstore.describe.tensors.hold import (
     Held,
     Memory,
     View,
@@ -33,6 +32,7 @@ from ucpstore.describe.tensors import (
     whole,
     wide_of,
 )
+from ucpstore.describe.tensors.numpys import Array, writable
 from ucpstore.errors import CorruptError, MismatchError, UnsupportedError
 from ucpstore.geometry import Index
 from ucpstore.tree.nodes import Node

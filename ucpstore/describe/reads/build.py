@@ -11,13 +11,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.dtensor import like
 from ucpstore.describe.kinds import array_path, only_values, saved_scalar
-from ucpstore.describe.numpys import from_numpy, to_numpy
-from ucpstore.describe.perrank import as_per_rank, coordinate
 from ucpstore.describe.place import Place
-from ucpstore.describe.reads import Reads
-from ucpstore.describe.tensors import View, hold, whole
+from ucpstore.describe.reads.reads import Reads
+from ucpstore.describe.tensors.dtensor import like
+from ucpstore.describe.tensors.hold import View, hold, whole
+from ucpstore.describe.tensors.numpys import from_numpy, to_numpy
+from ucpstore.describe.values.perrank import as_per_rank, coordinate
 from ucpstore.errors import CorruptError, MismatchError, StateError
 from ucpstore.format.per_rank import alone_path, from_row, packed_path
 from ucpstore.geometry import Box, Index, Piece

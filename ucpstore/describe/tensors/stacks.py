@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.modules import Entry
+from ucpstore.describe.modules.entries import Entry
 from ucpstore.describe.place import Place
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors import (
+from ucpstore.describe.tensors.hold import (
     Held,
     View,
     check_numbers,

@@ -17,20 +17,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.deepspeed import expand
-from ucpstore.describe.flat import hold_flat
+from ucpstore.describe.engines.deepspeed import expand
 from ucpstore.describe.kinds import array_path
-from ucpstore.describe.modules import Entry, entries
-from ucpstore.describe.naming import Named, keys_of, modules_of
-from ucpstore.describe.numpys import from_numpy, identity_of
-from ucpstore.describe.objects import is_stateful
-from ucpstore.describe.optimizers import optimizer_node
-from ucpstore.describe.owned import holding_of, is_optimizer
-from ucpstore.describe.perrank import PerRankDocument, as_per_rank, contents, coordinate
+from ucpstore.describe.modules.entries import Entry, entries
+from ucpstore.describe.modules.named import Named, keys_of, modules_of
+from ucpstore.describe.optimizers.owned import holding_of, is_optimizer
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.stacks import hold_stack
-from ucpstore.describe.tensors import Held, View, check_kind, hold, memory_of, plain, wide_of
+from ucpstore.describe.save.optimizer import optimizer_node
+from ucpstore.describe.tensors.flat import hold_flat
+from ucpstore.describe.tensors.hold import Held, View, check_kind, hold, memory_of, plain, wide_of
+from ucpstore.describe.tensors.numpys import from_numpy, identity_of
+from ucpstore.describe.tensors.stacks import hold_stack
+from ucpstore.describe.values.objects import is_stateful
+from ucpstore.describe.values.perrank import PerRankDocument, as_per_rank, contents, coordinate
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.format.documents import canonical
@@ -132,7 +132,7 @@ class _SaveWalk:
     kept: list[torch.Tensor] = field(default_factory=list)
 
     def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
-        """The node of any value; see `ucpstore.describe.optimizers.Walk`."""
+        """The node of any value; see `ucpstore.describe.save.optimizer.Walk`."""
         if is_plain(value) and not self.patterns:
             return encode(value, place.shown)
         own = self._per_rank(value, place)
@@ -253,7 +253,7 @@ class _SaveWalk:
         return {"dict": pairs}
 
     def part(self, held: Held, place: Place, name: str) -> Node:
-        """What is held of one tensor of a row; see `ucpstore.describe.optimizers.Walk`."""
+        """What is held of one tensor of a row; see `ucpstore.describe.save.optimizer.Walk`."""
         self.kept.append(held.local)
         names = dimension_names(name, len(held.shape))
         return self._put(held, place, names, is_plain=True)

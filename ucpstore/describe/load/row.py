@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ucpstore.describe.build import Thunk
 from ucpstore.describe.kinds import array_path, is_scalar, told
-from ucpstore.describe.narrow import Narrow
-from ucpstore.describe.optimizers import FROZEN, MASTER
-from ucpstore.describe.owned import Owned
+from ucpstore.describe.load.narrow import Narrow
+from ucpstore.describe.optimizers.owned import Owned
 from ucpstore.describe.place import Place
-from ucpstore.describe.reads import Reads
+from ucpstore.describe.reads.build import Thunk
+from ucpstore.describe.reads.reads import Reads
+from ucpstore.describe.save.optimizer import FROZEN, MASTER
 from ucpstore.tree.nodes import Node, same
 
 

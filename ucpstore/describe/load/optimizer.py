@@ -14,19 +14,19 @@ from functools import partial
 import torch
 from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.build import ABSENT, Thunk, build
-from ucpstore.describe.group_target import GroupsTarget, steps_on_device
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
-from ucpstore.describe.masters import Masters, saved_entries, ties
-from ucpstore.describe.naming import Name, Named
-from ucpstore.describe.narrow import Narrow
-from ucpstore.describe.optimizers import FROZEN, MASTER, is_copy
-from ucpstore.describe.owned import Holding, Owned
+from ucpstore.describe.load.groups import GroupsTarget, steps_on_device
+from ucpstore.describe.load.masters import Masters, saved_entries, ties
+from ucpstore.describe.load.narrow import Narrow
+from ucpstore.describe.load.row import Member, RowTarget
+from ucpstore.describe.modules.named import Name, Named
+from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
-from ucpstore.describe.reads import Reads
-from ucpstore.describe.row_target import Member, RowTarget
-from ucpstore.describe.stacks import hold_stack
-from ucpstore.describe.tensors import dtype_name
+from ucpstore.describe.reads.build import ABSENT, Thunk, build
+from ucpstore.describe.reads.reads import Reads
+from ucpstore.describe.save.optimizer import FROZEN, MASTER, is_copy
+from ucpstore.describe.tensors.hold import dtype_name
+from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.errors import MismatchError, StateError
 from ucpstore.tree.nodes import Node
 from ucpstore.tree.optimizer import Group, OptimizerNode, from_node

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ucpstore.describe.naming import inner_optimizer
-from ucpstore.describe.objects import Stateful
-from ucpstore.describe.optimizer_target import OptimizerTarget
+from ucpstore.describe.load.optimizer import OptimizerTarget
+from ucpstore.describe.modules.named import inner_optimizer
 from ucpstore.describe.place import Place
-from ucpstore.describe.target import Differences
+from ucpstore.describe.reads.differences import Differences
+from ucpstore.describe.values.objects import Stateful
 from ucpstore.tree.nodes import Node, children
 
 

@@ -16,24 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from ucpstore.describe.build import ABSENT, build, document
-from ucpstore.describe.counters import Counters
-from ucpstore.describe.deepspeed import expand
-from ucpstore.describe.flat import hold_flat
+from ucpstore.describe.engines.deepspeed import expand
 from ucpstore.describe.kinds import DICTS, array_path, children, only_values, what
-from ucpstore.describe.modules import Entry, entries
-from ucpstore.describe.naming import keys_of, modules_of
-from ucpstore.describe.objects import Stateful, is_stateful
-from ucpstore.describe.optimizer_target import OptimizerTarget
-from ucpstore.describe.owned import RowOptimizer, is_optimizer
-from ucpstore.describe.perrank import as_per_rank, restore
+from ucpstore.describe.load.optimizer import OptimizerTarget
+from ucpstore.describe.load.prepared import PreparedOptimizers
+from ucpstore.describe.load.schedulers import check_schedulers
+from ucpstore.describe.modules.entries import Entry, entries
+from ucpstore.describe.modules.named import keys_of, modules_of
+from ucpstore.describe.optimizers.owned import RowOptimizer, is_optimizer
 from ucpstore.describe.place import ROOT, Owner, Place
-from ucpstore.describe.prepared import PreparedOptimizers
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.reads import Reads
-from ucpstore.describe.schedulers import check_schedulers
-from ucpstore.describe.stacks import hold_stack
-from ucpstore.describe.target import (
+from ucpstore.describe.reads.build import ABSENT, build, document
+from ucpstore.describe.reads.differences import (
     ArrayInfo,
     Cast,
     Differences,
@@ -41,6 +35,12 @@ from ucpstore.describe.target import (
     prefix_hint,
     warn_unmatched,
 )
+from ucpstore.describe.reads.reads import Reads
+from ucpstore.describe.tensors.flat import hold_flat
+from ucpstore.describe.tensors.stacks import hold_stack
+from ucpstore.describe.values.counters import Counters
+from ucpstore.describe.values.objects import Stateful, is_stateful
+from ucpstore.describe.values.perrank import as_per_rank, restore
 from ucpstore.errors import MismatchError, StateError
 from ucpstore.flat import Flat, FlatOptimizer
 from ucpstore.perrank import PerRank

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ucpstore.describe.ranks import Mesh, Ranks
-from ucpstore.describe.tensors import Held, check_numbers, cut_by, dtype_name, plain, views_of
+from ucpstore.describe.tensors.hold import Held, check_numbers, cut_by, dtype_name, plain, views_of
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.geometry import Flat as FlatCut

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ucpstore.describe.counters import Counters
-from ucpstore.describe.modules import first_names, parameters_of
-from ucpstore.describe.owned import Copy, Row, RowOptimizer
+from ucpstore.describe.modules.entries import first_names, parameters_of
+from ucpstore.describe.optimizers.owned import Copy, Row, RowOptimizer
+from ucpstore.describe.values.counters import Counters
 from ucpstore.errors import UnsupportedError
 from ucpstore.flat import Flat
 

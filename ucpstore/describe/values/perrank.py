@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.objects import is_stateful
 from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.values.objects import is_stateful
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.perrank import PerRank
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ucpstore.describe.counters import Counters
-from ucpstore.describe.modules import Entry, first_names, parameters_of
+from ucpstore.describe.modules.entries import Entry, first_names, parameters_of
 from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.stacks import check_ties, layer_of
+from ucpstore.describe.tensors.stacks import check_ties, layer_of
+from ucpstore.describe.values.counters import Counters
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.perrank import PerRank
 from ucpstore.wrappers import is_engine

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 
 from ucpstore.describe.kinds import told
-from ucpstore.describe.owned import Holding, Owned
+from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.stacks import hold_stack
-from ucpstore.describe.tensors import Held
+from ucpstore.describe.tensors.hold import Held
+from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group, OptimizerNode, to_node

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.dtensor import cut_of, local_of
-from ucpstore.describe.numpys import Array
 from ucpstore.describe.ranks import Mesh, Ranks
+from ucpstore.describe.tensors.dtensor import cut_of, local_of
+from ucpstore.describe.tensors.numpys import Array
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.geometry import Box, Index, Partition, Piece, flat_views, pieces_of
 from ucpstore.geometry import Flat as FlatCut

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.flat import Member, full_name_of, hold_flat, members_of
-from ucpstore.describe.naming import Name, Named, inner_optimizer, names_of
+from ucpstore.describe.modules.named import Name, Named, inner_optimizer, names_of
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.stacks import layer_of
-from ucpstore.describe.tensors import Held, hold
+from ucpstore.describe.tensors.flat import Member, full_name_of, hold_flat, members_of
+from ucpstore.describe.tensors.hold import Held, hold
+from ucpstore.describe.tensors.stacks import layer_of
 from ucpstore.errors import StateError
 from ucpstore.flat import Flat, FlatOptimizer
 

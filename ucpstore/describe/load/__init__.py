@@ -1,0 +1,1 @@
+"""The load side: a target checked against a stored tree."""

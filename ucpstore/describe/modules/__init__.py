@@ -1,0 +1,1 @@
+"""Modules: what they hold, and under which names."""

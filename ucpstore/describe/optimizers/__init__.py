@@ -1,0 +1,1 @@
+"""Optimizers: what they hold by name, be it parameters, copies of them or rows."""

@@ -1,0 +1,1 @@
+"""The save side: a state to arrays, a typed tree and documents per rank."""
