@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ucpstore.describe.tensors.hold import share_elements
+from ucpstore.describe.tensors.memory import share_elements
 
 TABLE = torch.empty(64, 48)
 

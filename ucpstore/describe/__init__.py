@@ -13,7 +13,7 @@ from ucpstore.describe.reads.differences import (
     settle_unexpected,
 )
 from ucpstore.describe.save.state import LocalArray, LocalState, check_state, describe
-from ucpstore.describe.tensors.hold import View
+from ucpstore.describe.tensors.held import View
 from ucpstore.describe.values.perrank import PerRankDocument
 
 __all__ = [

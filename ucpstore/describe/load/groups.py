@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ucpstore.describe.optimizers.keys import IDENTITY
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads.build import Thunk, build
 from ucpstore.describe.reads.reads import Reads
-from ucpstore.describe.save.optimizer import IDENTITY
 from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group
 

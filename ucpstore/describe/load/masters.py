@@ -14,7 +14,7 @@ import torch
 from ucpstore.describe.kinds import array_path, children
 from ucpstore.describe.modules.named import Named
 from ucpstore.describe.reads.reads import Reads
-from ucpstore.describe.tensors.hold import dtype_name
+from ucpstore.describe.tensors.plain import dtype_name
 from ucpstore.tree.nodes import MAPPINGS, Node, items_of, pairs_of, tag_of
 
 

@@ -19,13 +19,14 @@ from ucpstore.describe.load.groups import GroupsTarget, steps_on_device
 from ucpstore.describe.load.masters import Masters, saved_entries, ties
 from ucpstore.describe.load.narrow import Narrow
 from ucpstore.describe.load.row import Member, RowTarget
-from ucpstore.describe.modules.named import Name, Named
+from ucpstore.describe.modules.named import Named
+from ucpstore.describe.optimizers.keys import FROZEN, MASTER, is_copy
+from ucpstore.describe.optimizers.names import Name
 from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads.build import ABSENT, Thunk, build
 from ucpstore.describe.reads.reads import Reads
-from ucpstore.describe.save.optimizer import FROZEN, MASTER, is_copy
-from ucpstore.describe.tensors.hold import dtype_name
+from ucpstore.describe.tensors.plain import dtype_name
 from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.errors import MismatchError, StateError
 from ucpstore.tree.nodes import Node

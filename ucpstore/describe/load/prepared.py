@@ -18,7 +18,8 @@ from ucpstore.describe.kinds import DICTS, children
 from ucpstore.describe.load.masters import Masters
 from ucpstore.describe.load.optimizer import OptimizerTarget
 from ucpstore.describe.modules.named import Named
-from ucpstore.describe.optimizers.owned import RowOptimizer, holding_of, is_optimizer
+from ucpstore.describe.optimizers.holding import holding_of, is_optimizer
+from ucpstore.describe.optimizers.rows import RowOptimizer
 from ucpstore.describe.place import ROOT, Place, is_plain
 from ucpstore.describe.reads.reads import Reads
 from ucpstore.errors import StateError, UnsupportedError

@@ -13,11 +13,11 @@ import torch
 
 from ucpstore.describe.kinds import array_path, is_scalar, told
 from ucpstore.describe.load.narrow import Narrow
+from ucpstore.describe.optimizers.keys import FROZEN, MASTER
 from ucpstore.describe.optimizers.owned import Owned
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads.build import Thunk
 from ucpstore.describe.reads.reads import Reads
-from ucpstore.describe.save.optimizer import FROZEN, MASTER
 from ucpstore.tree.nodes import Node, same
 
 

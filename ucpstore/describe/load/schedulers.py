@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ucpstore.describe.load.optimizer import OptimizerTarget
-from ucpstore.describe.modules.named import inner_optimizer
+from ucpstore.describe.optimizers.inner import inner_optimizer
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads.differences import Differences
 from ucpstore.describe.values.objects import Stateful

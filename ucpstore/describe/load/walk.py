@@ -22,8 +22,10 @@ from ucpstore.describe.load.optimizer import OptimizerTarget
 from ucpstore.describe.load.prepared import PreparedOptimizers
 from ucpstore.describe.load.schedulers import check_schedulers
 from ucpstore.describe.modules.entries import Entry, entries
-from ucpstore.describe.modules.named import keys_of, modules_of
-from ucpstore.describe.optimizers.owned import RowOptimizer, is_optimizer
+from ucpstore.describe.modules.keys import keys_of
+from ucpstore.describe.modules.named import modules_of
+from ucpstore.describe.optimizers.holding import is_optimizer
+from ucpstore.describe.optimizers.rows import RowOptimizer
 from ucpstore.describe.place import ROOT, Owner, Place
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads.build import ABSENT, build, document

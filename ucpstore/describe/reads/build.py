@@ -15,7 +15,8 @@ from ucpstore.describe.kinds import array_path, only_values, saved_scalar
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads.reads import Reads
 from ucpstore.describe.tensors.dtensor import like
-from ucpstore.describe.tensors.hold import View, hold, whole
+from ucpstore.describe.tensors.held import View, whole
+from ucpstore.describe.tensors.hold import hold
 from ucpstore.describe.tensors.numpys import from_numpy, to_numpy
 from ucpstore.describe.values.perrank import as_per_rank, coordinate
 from ucpstore.errors import CorruptError, MismatchError, StateError

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ucpstore.describe.place import Place
-from ucpstore.describe.tensors.hold import share_elements
+from ucpstore.describe.tensors.memory import share_elements
 from ucpstore.describe.tensors.numpys import Array
 
 

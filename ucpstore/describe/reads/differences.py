@@ -10,7 +10,7 @@ from posixpath import commonprefix
 from typing import ParamSpec
 
 from ucpstore import dtypes
-from ucpstore.describe.tensors.hold import View
+from ucpstore.describe.tensors.held import View
 from ucpstore.errors import MismatchError, StateError, UnsupportedError
 from ucpstore.geometry import Index
 

@@ -18,21 +18,14 @@ from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.reads.claims import Claim, overlapping
 from ucpstore.describe.reads.differences import ArrayInfo, Arrays, Differences, Read, dtype_problem
+from ucpstore.describe.tensors.deepspeed import gathered
 from ucpstore.describe.tensors.dtensor import like
-from ucpstore.describe.tensors.hold import (
-    Held,
-    Memory,
-    View,
-    dtype_name,
-    gathered,
-    hold,
-    memory_of,
-    overlaps_itself,
-    plain,
-    whole,
-    wide_of,
-)
+from ucpstore.describe.tensors.held import Held, View, whole
+from ucpstore.describe.tensors.hold import hold
+from ucpstore.describe.tensors.memory import Memory, memory_of, overlaps_itself
+from ucpstore.describe.tensors.numbers import wide_of
 from ucpstore.describe.tensors.numpys import Array, writable
+from ucpstore.describe.tensors.plain import dtype_name, plain
 from ucpstore.errors import CorruptError, MismatchError, UnsupportedError
 from ucpstore.geometry import Index
 from ucpstore.tree.nodes import Node

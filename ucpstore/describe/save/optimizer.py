@@ -12,25 +12,15 @@ from typing import Protocol
 import torch
 
 from ucpstore.describe.kinds import told
+from ucpstore.describe.optimizers.keys import FROZEN, IDENTITY, MASTER, is_copy
 from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors.hold import Held
+from ucpstore.describe.tensors.held import Held
 from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group, OptimizerNode, to_node
-
-FROZEN = "requires_grad"
-"""State that is stored, as false, for a parameter that is frozen. It is no state of the optimizer:
-load tells a parameter that was frozen from one that never had a gradient by it."""
-
-MASTER = "master"
-"""State as which a parameter of the optimizer is stored that is not the module's parameter, where
-the module's has another dtype."""
-
-IDENTITY = ("params", "param_names")
-"""Keys of a group that say which parameters it has; never stored."""
 
 
 class Walk(Protocol):
@@ -43,14 +33,6 @@ class Walk(Protocol):
 
     def part(self, held: Held, place: Place, name: str) -> Node:
         """The node of what is held of one tensor, whose dimensions are named after `name`."""
-
-
-def is_copy(optimizer: torch.optim.Optimizer, key: str) -> bool:
-    """Whether a state is known to hold values of its parameter, as a mean or a master does.
-
-    Others follow the gradient.
-    """
-    return "master" in key.lower() or (key == "ax" and isinstance(optimizer, torch.optim.ASGD))
 
 
 def optimizer_node(holding: Holding, place: Place, walk: Walk) -> Node:

@@ -20,14 +20,19 @@ from ucpstore import dtypes
 from ucpstore.describe.engines.deepspeed import expand
 from ucpstore.describe.kinds import array_path
 from ucpstore.describe.modules.entries import Entry, entries
-from ucpstore.describe.modules.named import Named, keys_of, modules_of
-from ucpstore.describe.optimizers.owned import holding_of, is_optimizer
+from ucpstore.describe.modules.keys import keys_of
+from ucpstore.describe.modules.named import Named, modules_of
+from ucpstore.describe.optimizers.holding import holding_of, is_optimizer
 from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.save.optimizer import optimizer_node
 from ucpstore.describe.tensors.flat import hold_flat
-from ucpstore.describe.tensors.hold import Held, View, check_kind, hold, memory_of, plain, wide_of
+from ucpstore.describe.tensors.held import Held, View
+from ucpstore.describe.tensors.hold import hold
+from ucpstore.describe.tensors.memory import memory_of
+from ucpstore.describe.tensors.numbers import wide_of
 from ucpstore.describe.tensors.numpys import from_numpy, identity_of
+from ucpstore.describe.tensors.plain import check_kind, plain
 from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.describe.values.objects import is_stateful
 from ucpstore.describe.values.perrank import PerRankDocument, as_per_rank, contents, coordinate

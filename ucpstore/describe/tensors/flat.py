@@ -11,7 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ucpstore.describe.ranks import Mesh, Ranks
-from ucpstore.describe.tensors.hold import Held, check_numbers, cut_by, dtype_name, plain, views_of
+from ucpstore.describe.tensors.held import Held, cut_by, views_of
+from ucpstore.describe.tensors.numbers import check_numbers
+from ucpstore.describe.tensors.plain import dtype_name, plain
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.flat import Flat
 from ucpstore.geometry import Flat as FlatCut

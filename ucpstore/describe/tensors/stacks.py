@@ -7,18 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.modules.entries import Entry
-from ucpstore.describe.place import Place
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors.hold import (
-    Held,
-    View,
-    check_numbers,
-    dtype_name,
-    memory_of,
-    overlaps_itself,
-    plain,
-)
+from ucpstore.describe.tensors.held import Held, View
+from ucpstore.describe.tensors.memory import overlaps_itself
+from ucpstore.describe.tensors.numbers import check_numbers
+from ucpstore.describe.tensors.plain import dtype_name, plain
 from ucpstore.errors import StateError
 from ucpstore.spec import Layer
 
@@ -69,22 +62,3 @@ def hold_stack(
         False,
         lowered.mean,
     )
-
-
-def check_ties(layers: Sequence[Entry], found: Sequence[Entry], place: Place) -> None:
-    """Refuse a layer of a stack that is tied to another tensor of its module."""
-    if not layers:
-        return
-    names: dict[object, str] = {}
-    stacked = {entry.name for entry in layers}
-    for entry in found:
-        if entry.tensor is None:
-            continue
-        key = memory_of(entry.tensor) or id(entry.tensor)
-        other = names.setdefault(key, entry.name)
-        if other != entry.name and {other, entry.name} & stacked:
-            raise StateError(
-                f"{place.full(entry.name)} is tied to {place.full(other)}, and a rule stacks "
-                "one of them; layers of a stack have memory of their own: untie them, or store "
-                "them by themselves"
-            )
