@@ -3,16 +3,12 @@
 The only package that knows DTensor, modules, optimizers and other frameworks.
 """
 
-from ucpstore.describe.load.walk import match
-from ucpstore.describe.reads.differences import (
-    ArrayInfo,
-    Cast,
-    Read,
-    Target,
-    refuse_unexpected,
-    settle_unexpected,
-)
-from ucpstore.describe.save.state import LocalArray, LocalState, check_state, describe
+from ucpstore.describe.load.match import Target, match
+from ucpstore.describe.load.names import refuse_unexpected, settle_unexpected
+from ucpstore.describe.reads.casts import Cast
+from ucpstore.describe.reads.read import ArrayInfo, Read
+from ucpstore.describe.save.arrays import LocalArray
+from ucpstore.describe.save.state import LocalState, check_state, describe
 from ucpstore.describe.tensors.held import View
 from ucpstore.describe.values.perrank import PerRankDocument
 

@@ -25,6 +25,7 @@ from ucpstore.describe.optimizers.names import Name
 from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads.build import ABSENT, Thunk, build
+from ucpstore.describe.reads.fresh import fresh, fresh_dtype
 from ucpstore.describe.reads.reads import Reads
 from ucpstore.describe.tensors.plain import dtype_name
 from ucpstore.describe.tensors.stacks import hold_stack
@@ -277,10 +278,10 @@ class OptimizerTarget:
                 thunks = self._states[parameter]
                 member = _InGroup(Owner(parameter, str(owned.name), full_name), *steps)
                 self._match_state(thunks, key, node, place, member, now)
-            elif isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
+            elif isinstance(now, torch.Tensor) and not self.reads.claims.has(now):
                 found.append(now)
             else:
-                dtype = self.reads.fresh_dtype(node, place, parameter.dtype)
+                dtype = fresh_dtype(self.reads, node, place, parameter.dtype)
                 self._narrow.note(key, dtype, parameter)
                 found.append(torch.zeros_like(parameter.detach(), dtype=dtype))
         if path is None:
@@ -314,7 +315,7 @@ class OptimizerTarget:
             return
         if key == "step" and member.step_moves and isinstance(now, torch.Tensor):
             now = None
-        if isinstance(now, torch.Tensor) and not self.reads.is_claimed(now):
+        if isinstance(now, torch.Tensor) and not self.reads.claims.has(now):
             self.reads.tensor(now, node, place, owner if now.shape == parameter.shape else None)
             thunks[key] = lambda: now
             return
@@ -330,7 +331,8 @@ class OptimizerTarget:
             thunks[key] = _scalar(key, saved, parameter, member.steps_on_device)
             return
         alike = self._is_alike(path, owner, place)
-        made = self.reads.fresh(
+        made = fresh(
+            self.reads,
             node,
             place,
             like_tensor=parameter if alike else None,

@@ -17,6 +17,7 @@ from ucpstore.describe.optimizers.keys import FROZEN, MASTER
 from ucpstore.describe.optimizers.owned import Owned
 from ucpstore.describe.place import Place
 from ucpstore.describe.reads.build import Thunk
+from ucpstore.describe.reads.fresh import fresh_dtype
 from ucpstore.describe.reads.reads import Reads
 from ucpstore.tree.nodes import Node, same
 
@@ -77,7 +78,7 @@ class RowTarget:
         if not (
             isinstance(now, torch.Tensor)
             and now.shape == self.parameter.shape
-            and not self.reads.is_claimed(now)
+            and not self.reads.claims.has(now)
         ):
             dtype = self._fresh_dtype(key, saved)
             # padding lies between the names
@@ -91,7 +92,7 @@ class RowTarget:
     def _fresh_dtype(self, key: str, saved: Mapping[Member, Node]) -> torch.dtype:
         """The widest that a name of the row asks for."""
         wanted = [
-            self.reads.fresh_dtype(node, self._at(key, member), self.parameter.dtype)
+            fresh_dtype(self.reads, node, self._at(key, member), self.parameter.dtype)
             for member, node in saved.items()
             if array_path(node) is not None
         ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from ucpstore.describe.place import Place
-from ucpstore.describe.tensors.memory import share_elements
+from ucpstore.describe.tensors.memory import Memory, memory_of, share_elements
 from ucpstore.describe.tensors.numpys import Array
 
 
@@ -27,7 +27,32 @@ class Claim:
     memory: torch.Tensor | Array
 
 
-def overlapping(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
+@dataclass(slots=True, eq=False)
+class Claims:
+    """What one load reads into, numpy arrays that are filled from a copy apart from the rest."""
+
+    _by_memory: dict[Memory, Claim] = field(default_factory=dict)
+    _copied: list[Claim] = field(default_factory=list)
+
+    def add(self, claim: Claim, memory: Memory | None) -> Claim:
+        """Claim `memory`, if any; the claim that has it, another where it was claimed before."""
+        return claim if memory is None else self._by_memory.setdefault(memory, claim)
+
+    def add_copied(self, claim: Claim) -> None:
+        """Claim a numpy array that is filled from a copy."""
+        self._copied.append(claim)
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether something is read into the same memory."""
+        memory = memory_of(tensor)
+        return memory is not None and memory in self._by_memory
+
+    def overlapping(self) -> Iterator[tuple[Claim, Claim]]:
+        """Claims of different views that have elements in common."""
+        return _overlapping([*self._by_memory.values(), *self._copied])
+
+
+def _overlapping(claims: Iterable[Claim]) -> Iterator[tuple[Claim, Claim]]:
     """Claims that share elements. Not those of one array that see it in the same way.
 
     What counts is where memory lies: a numpy array and a tensor over it have no storage in common.

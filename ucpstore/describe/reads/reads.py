@@ -1,12 +1,10 @@
-"""Reads into tensors: every check of a single tensor, and new memory where none is in place."""
+"""Reads into tensors: every check of a single tensor."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
@@ -16,13 +14,15 @@ from ucpstore import dtypes
 from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.reads.claims import Claim, overlapping
-from ucpstore.describe.reads.differences import ArrayInfo, Arrays, Differences, Read, dtype_problem
+from ucpstore.describe.reads.casts import dtype_problem
+from ucpstore.describe.reads.claims import Claim, Claims
+from ucpstore.describe.reads.differences import Differences
+from ucpstore.describe.reads.fill import clear_padding, divide, fill, same_values
+from ucpstore.describe.reads.read import ArrayInfo, Arrays, Read
 from ucpstore.describe.tensors.deepspeed import gathered
-from ucpstore.describe.tensors.dtensor import like
 from ucpstore.describe.tensors.held import Held, View, whole
 from ucpstore.describe.tensors.hold import hold
-from ucpstore.describe.tensors.memory import Memory, memory_of, overlaps_itself
+from ucpstore.describe.tensors.memory import memory_of, overlaps_itself
 from ucpstore.describe.tensors.numbers import wide_of
 from ucpstore.describe.tensors.numpys import Array, writable
 from ucpstore.describe.tensors.plain import dtype_name, plain
@@ -41,9 +41,7 @@ class Reads:
     differences: Differences = field(default_factory=Differences)
     found: list[Read] = field(default_factory=list)
     values: list[Callable[[], None]] = field(default_factory=list)
-    _claimed: dict[Memory, Claim] = field(default_factory=dict)
-    _copied: list[Claim] = field(default_factory=list)
-    """Of numpy arrays that are filled from a copy."""
+    claims: Claims = field(default_factory=Claims)
 
     def tensor(
         self,
@@ -61,52 +59,9 @@ class Reads:
         """
         self.differences.attempt(self._tensor, target, node, place, owner, derived=derived)
 
-    def is_claimed(self, target: torch.Tensor) -> bool:
-        """Whether something else is read into the same memory."""
-        memory = memory_of(target)
-        return memory is not None and memory in self._claimed
-
     def numpy(self, target: Array, node: Node, place: Place) -> None:
         """Fill a numpy array of the state in place; foreign byte order is converted at the end."""
         self.differences.attempt(self._numpy, target, node, place)
-
-    def fresh(
-        self,
-        node: Node,
-        place: Place,
-        *,
-        like_tensor: torch.Tensor | None = None,
-        device: torch.device | str = "cpu",
-        owner: Owner | None = None,
-    ) -> torch.Tensor:
-        """New memory for a stored array, in the layout of `like_tensor`; see `fresh_dtype`."""
-        info = self.info(array_path(node))
-        if like_tensor is None:
-            dtype = dtypes.to_torch(info.dtype)
-        else:
-            dtype = self.fresh_dtype(node, place, like_tensor.dtype)
-        if isinstance(like_tensor, DTensor):
-            made: torch.Tensor = like(like_tensor, dtype)
-        elif like_tensor is not None:
-            made = torch.empty_like(like_tensor.detach(), dtype=dtype)
-        else:
-            made = torch.empty(info.shape, dtype=dtype, device=device)
-        self.tensor(made, node, place, owner)
-        return made
-
-    def fresh_dtype(self, node: Node, place: Place, like: torch.dtype) -> torch.dtype:
-        """The dtype of new memory for a stored array beside a tensor of dtype `like`.
-
-        The stored dtype, or `like` where `cast` allows it and it is wider: a state that was cast
-        when it was saved has to work with its parameter again.
-        """
-        stored = self.info(array_path(node)).dtype
-        dtype = dtypes.to_torch(stored)
-        if like.itemsize <= dtype.itemsize:
-            return dtype
-        alike = dtypes.kind(stored) == dtypes.kind(dtype_name(like, place.shown))
-        cast = any(fnmatchcase(place.shown, each) for each in self.cast)
-        return like if alike and cast else dtype
 
     def raw(self, path: str, *views: View) -> None:
         """Read without any check."""
@@ -170,9 +125,8 @@ class Reads:
                 f"{place.shown}: the target is expanded, several of its elements are the same "
                 "memory; use its contiguous() copy"
             )
-        memory = memory_of(target)
         claim = Claim(path, place, target, held.local)
-        known = claim if memory is None else self._claimed.setdefault(memory, claim)
+        known = self.claims.add(claim, memory_of(target))
         if known is claim:
             copy = gathered(target)
             also = () if copy is None else (View(copy, whole(held.shape)),)
@@ -183,12 +137,12 @@ class Reads:
     def row(self, tensor: torch.Tensor, place: Place) -> None:
         """Claim the memory in which parts of several arrays lie; `part` fills it."""
         _check_own(tensor, place)
-        memory = memory_of(tensor)
         claim = Claim(place.path, place, tensor, plain(tensor, place.shown))
-        if memory is not None and self._claimed.setdefault(memory, claim) is not claim:
+        known = self.claims.add(claim, memory_of(tensor))
+        if known is not claim:
             self.differences.problems.append(
-                f"{place.shown} and {self._claimed[memory].place.shown}: the same memory in the "
-                "target; load into only one of them"
+                f"{place.shown} and {known.place.shown}: the same memory in the target; load into "
+                "only one of them"
             )
 
     def part(self, held: Held, node: Node, place: Place, *, derived: bool = False) -> None:
@@ -215,7 +169,7 @@ class Reads:
             saved = saved_scalar(node)
             self.checked_dtype(dtypes.to_name(saved.dtype), held.local.dtype, place)
             own = saved if held.scale == 1 else saved / held.scale
-            self.values += [partial(_fill, view.tensor, own) for view in held.views]
+            self.values += [partial(fill, view.tensor, own) for view in held.views]
             return
         if path is None:
             raise MismatchError(
@@ -230,7 +184,7 @@ class Reads:
             return held.views
         read = self._apart(held, path)
         for own, into in zip(held.views, read, strict=True):
-            self.values.append(partial(_divide, own, into, held.scale))
+            self.values.append(partial(divide, own, into, held.scale))
         return read
 
     def _apart(self, held: Held, path: str) -> tuple[View, ...]:
@@ -257,7 +211,7 @@ class Reads:
     def _fill(self, held: Held, path: str, *also: View) -> None:
         self.raw(path, *self._unscaled(held, path), *also)
         if held.partition is not None and held.partition.padded:
-            self.values += [partial(_clear_padding, view) for view in held.views]
+            self.values += [partial(clear_padding, view) for view in held.views]
 
     def _tied(self, held: Held, claim: Claim, known: Claim) -> None:
         """Two stored arrays for the same memory: refused, or over items compared once read.
@@ -274,7 +228,7 @@ class Reads:
 
         def compare() -> None:
             pairs = zip(again, held.views, strict=True)
-            if not all(_same(one, other, held.scale) for one, other in pairs):
+            if not all(same_values(one, other, held.scale) for one, other in pairs):
                 raise MismatchError(
                     f"{both} the checkpoint has different values for them; untie them in the "
                     "target, or load only one. The target is undefined now"
@@ -284,7 +238,7 @@ class Reads:
 
     def refuse_overlaps(self) -> None:
         """Refuse targets that are different views with common elements."""
-        for one, other in overlapping([*self._claimed.values(), *self._copied]):
+        for one, other in self.claims.overlapping():
             self.differences.problems.append(
                 f"{one.place.shown} and {other.place.shown}: views of the same memory that "
                 "overlap in the target; load into only one of them"
@@ -299,7 +253,7 @@ class Reads:
         self._tensor(tensor, node, place)
         if write_back is not None:
             self.values.append(write_back)
-            self._copied.append(Claim(array_path(node) or place.path, place, target, target))
+            self.claims.add_copied(Claim(array_path(node) or place.path, place, target, target))
 
     def _scalar(self, target: torch.Tensor, node: Node, place: Place, owner: Owner | None) -> None:
         saved, scale = saved_scalar(node), 1
@@ -316,7 +270,7 @@ class Reads:
             scale = hold(target, self.ranks, place.shown, owner.full_name).scale
         local = plain(target, place.shown)
         self.checked_dtype(dtypes.to_name(saved.dtype), local.dtype, place)
-        self.values.append(lambda: _fill(local, saved if scale == 1 else saved / scale))
+        self.values.append(lambda: fill(local, saved if scale == 1 else saved / scale))
 
 
 def _may_be_part(own: Index, stored: Index) -> bool:
@@ -330,47 +284,3 @@ def _check_own(target: torch.Tensor, place: Place) -> None:
             f"{place.shown}: a view with a pending conjugation or negation cannot be loaded into; "
             "use a tensor of its own"
         )
-
-
-def _clear_padding(view: View) -> None:
-    """Zeros behind what is real; padding lies at the end of each dimension."""
-    ends = [piece.local.stop for piece in view.pieces]
-    with _writing(view.tensor):
-        for dim, extent in enumerate(view.tensor.shape):
-            real = max((end[dim] for end in ends), default=0)
-            view.tensor.narrow(dim, real, extent - real).zero_()
-
-
-def _divide(own: View, stored: View, by: int) -> None:
-    """Fill the pieces alone, so that padding stays as it is."""
-    with _writing(own.tensor):
-        for piece in own.pieces:
-            where = piece.local.slices()
-            own.tensor[where].copy_(stored.tensor[where] / by)
-
-
-def _fill(local: torch.Tensor, saved: torch.Tensor) -> None:
-    with _writing(local):
-        local.copy_(saved)
-
-
-@contextmanager
-def _writing(tensor: torch.Tensor) -> Iterator[None]:
-    """Allow to change a tensor that asks for a gradient, or was made in inference mode."""
-    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-        yield
-
-
-def _same(stored: View, own: View, scale: int) -> bool:
-    """Whether the pieces of a view hold what is stored, bit for bit."""
-    for piece in own.pieces:
-        where = piece.local.slices()
-        found = stored.tensor[where] / scale if scale != 1 else stored.tensor[where]
-        if not _same_bits(found.to(own.tensor.dtype), own.tensor[where]):
-            return False
-    return True
-
-
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    pair = [side.contiguous().reshape(-1).view(torch.uint8) for side in (left, right)]
-    return torch.equal(*pair)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -15,24 +14,11 @@ from ucpstore.describe.kinds import told
 from ucpstore.describe.optimizers.keys import FROZEN, IDENTITY, MASTER, is_copy
 from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
-from ucpstore.describe.ranks import Ranks
-from ucpstore.describe.tensors.held import Held
+from ucpstore.describe.save.walk import Walk
 from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.tree.nodes import Node, same
 from ucpstore.tree.optimizer import Group, OptimizerNode, to_node
-
-
-class Walk(Protocol):
-    """The save walk, as far as an optimizer needs it."""
-
-    def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
-        """The node of any value; tensors of the shape of the owner have its dimension names."""
-
-    ranks: Ranks
-
-    def part(self, held: Held, place: Place, name: str) -> Node:
-        """The node of what is held of one tensor, whose dimensions are named after `name`."""
 
 
 def optimizer_node(holding: Holding, place: Place, walk: Walk) -> Node:
@@ -79,14 +65,18 @@ def _states_of(
                 own = Owner(parameter, str(each.name), each.full_name, is_state, key)
                 stored[key] = walk.value(value, inside, own)
             elif isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                stored[key] = walk.part(each.hold(value, inside.shown), inside, str(each.name))
+                stored[key] = walk.arrays.part(
+                    each.hold(value, inside.shown), inside, str(each.name)
+                )
             else:
                 _check_common(key, value, place)
                 stored[key] = walk.value(value, inside)
     for each, stored in found:
         if each.hold is not None and (each.weight is None or each.weight.dtype != parameter.dtype):
             inside = place.child(MASTER, ()).child(str(each.name), ())
-            stored[MASTER] = walk.part(each.hold(parameter, inside.shown), inside, str(each.name))
+            stored[MASTER] = walk.arrays.part(
+                each.hold(parameter, inside.shown), inside, str(each.name)
+            )
     return found
 
 
@@ -115,7 +105,7 @@ def _stacked_states(
             held = hold_stack(values, names, walk.ranks, inside.shown)
             scale = held.scale if is_copy(optimizer, key) else 1
             held = replace(held, alone="", scale=scale)
-            stored[key] = walk.part(held, inside, str(owned.name))
+            stored[key] = walk.arrays.part(held, inside, str(owned.name))
             continue
         if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
             raise StateError(

@@ -8,59 +8,35 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from ucpstore import dtypes
 from ucpstore.describe.engines.deepspeed import expand
-from ucpstore.describe.kinds import array_path
-from ucpstore.describe.modules.entries import Entry, entries
-from ucpstore.describe.modules.keys import keys_of
 from ucpstore.describe.modules.named import Named, modules_of
 from ucpstore.describe.optimizers.holding import holding_of, is_optimizer
-from ucpstore.describe.place import ROOT, Owner, Place, dimension_names, is_plain
+from ucpstore.describe.place import ROOT, Owner, Place, is_plain
 from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.save.arrays import LocalArray, LocalArrays
+from ucpstore.describe.save.module import module_dict_node, module_node
 from ucpstore.describe.save.optimizer import optimizer_node
 from ucpstore.describe.tensors.flat import hold_flat
-from ucpstore.describe.tensors.held import Held, View
-from ucpstore.describe.tensors.hold import hold
-from ucpstore.describe.tensors.memory import memory_of
-from ucpstore.describe.tensors.numbers import wide_of
 from ucpstore.describe.tensors.numpys import from_numpy, identity_of
-from ucpstore.describe.tensors.plain import check_kind, plain
-from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.describe.values.objects import is_stateful
 from ucpstore.describe.values.perrank import PerRankDocument, as_per_rank, contents, coordinate
-from ucpstore.errors import StateError, UnsupportedError
+from ucpstore.errors import StateError
 from ucpstore.flat import Flat
 from ucpstore.format.documents import canonical
-from ucpstore.geometry import ArraySpec
 from ucpstore.perrank import PerRank
 from ucpstore.spec import Spec
 from ucpstore.tree.encode import encode, encode_value
 from ucpstore.tree.nodes import Node
-from ucpstore.wrappers import EXTRA_STATE, is_engine
+from ucpstore.wrappers import is_engine
 
 _MAPPING_TAGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered_dict"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalArray:
-    """One array and what this rank holds of it.
-
-    The dtype of the views is another than that of `spec` where values are converted on their way
-    into the store. `plain` says that it is no DTensor, so that ranks that hold the same boxes are
-    not known to hold the same values.
-    """
-
-    spec: ArraySpec
-    views: tuple[View, ...]
-    plain: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,52 +84,44 @@ def describe(
     state = check_state(state)
     patterns = (per_rank,) if isinstance(per_rank, str) else tuple(per_rank)
     ranks = Ranks.here(group_ranks, rank, spec)
-    walk = _SaveWalk(ranks, patterns, tuple(cast), codec_of, modules_of(dict(state), ranks))
+    arrays = LocalArrays(ranks, tuple(cast), codec_of)
+    walk = _SaveWalk(ranks, patterns, modules_of(dict(state), ranks), arrays)
     tree = walk.value(dict(state), ROOT)
     return LocalState(
         tree,
-        tuple(walk.arrays[path] for path in sorted(walk.arrays)),
+        tuple(arrays.found[path] for path in sorted(arrays.found)),
         tuple(sorted(walk.documents, key=lambda document: document.path)),
     )
 
 
 @dataclass(slots=True, eq=False)
 class _SaveWalk:
-    """One walk over a state.
-
-    `first` has the path of the first array of each memory. Ties do not reach over items, which can
-    be loaded without each other; all top-level leaves are one scope. `kept` keeps every
-    tensor alive meanwhile, so that no memory is used twice and taken for a tie.
-    """
+    """One walk over a state; see `Walk`."""
 
     ranks: Ranks
     patterns: tuple[str, ...]
-    casts: tuple[tuple[str, str], ...]
-    codec_of: Callable[[str], str | None]
     modules: tuple[Named, ...]
-    arrays: dict[str, LocalArray] = field(default_factory=dict)
+    arrays: LocalArrays
     documents: list[PerRankDocument] = field(default_factory=list)
-    first: dict[object, str] = field(default_factory=dict)
-    kept: list[torch.Tensor] = field(default_factory=list)
 
     def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
-        """The node of any value; see `ucpstore.describe.save.optimizer.Walk`."""
+        """The node of any value; see `Walk`."""
         if is_plain(value) and not self.patterns:
             return encode(value, place.shown)
         own = self._per_rank(value, place)
         if own is not None:
             return self._document(own, place)
         if isinstance(value, torch.Tensor):
-            return self._tensor(value, place, owner)
+            return self.arrays.tensor(value, place, owner)
         if isinstance(value, Flat):
             return self._flat(value, place)
         if is_engine(value):
             value = expand(value, place.shown)
         if isinstance(value, np.ndarray):
             tensor = from_numpy(value, place.shown)
-            return self._array(tensor, place, identity=identity_of(value))
+            return self.arrays.array(tensor, place, identity=identity_of(value))
         if isinstance(value, nn.Module):
-            return self._module(value, place)
+            return module_node(value, place, self)
         if is_optimizer(value, place.shown):
             holding = holding_of(value, self.modules, self.ranks, place.shown)
             return optimizer_node(holding, place, self)
@@ -163,7 +131,7 @@ class _SaveWalk:
 
     def _container(self, value: object, place: Place, owner: Owner | None) -> Node:
         if isinstance(value, OrderedDict) and hasattr(value, "_metadata"):
-            return self._module_dict(value, place)
+            return module_dict_node(value, place, self)
         tag = _MAPPING_TAGS.get(type(value))
         if tag is not None:
             assert isinstance(value, dict)
@@ -198,190 +166,13 @@ class _SaveWalk:
         self.documents.append(PerRankDocument(place.path, at.axis, at.index, at.count, data))
         return {"per_rank": {"path": place.path, "axis": at.axis, "count": at.count}}
 
-    def _module(self, module: nn.Module, place: Place) -> Node:
-        found = keys_of(entries(module, place.shown), place, self.ranks)
-        pairs: list[Node] = []
-        for key, entry in found.items():
-            inside = place.child(key, found)
-            if entry.tensor is not None:
-                node = self._entry(entry, entry.tensor, inside, place)
-            else:
-                assert entry.extra_of is not None
-                node = self.value(entry.extra_of.get_extra_state(), inside)
-            pairs.append([key, node])
-        return {"dict": pairs}
-
-    def _entry(self, entry: Entry, tensor: torch.Tensor, inside: Place, module: Place) -> Node:
-        if entry.layers:
-            return self._stacked(entry, inside, module)
-        full_name = module.full(entry.name)
-        stored = self.ranks.stored(full_name)
-        tied = stored != self.ranks.key(full_name)
-        at = module.child(module.inside(stored, entry.name), ()) if tied else inside
-        identity = ("identity", id(tensor))
-        node = self._array(tensor, at, identity=identity, full_name=full_name)
-        return {"link": at.path} if tied and array_path(node) == at.path else node
-
-    def _stacked(self, stack: Entry, inside: Place, module: Place) -> Node:
-        tensors = [entry.tensor for entry in stack.layers if entry.tensor is not None]
-        self.kept += tensors
-        names = [module.full(entry.name) for entry in stack.layers]
-        held = hold_stack(tensors, names, self.ranks, inside.shown)
-        dims = dimension_names(inside.name, len(held.shape))
-        return self._put(held, inside, dims, is_plain=True)
-
-    def _module_dict(self, values: Mapping[object, object], place: Place) -> Node:
-        """What `module.state_dict()` returned: the same node as that of the module."""
-        pairs: list[Node] = []
-        for key, value in values.items():
-            inside = place.child(key, values)
-            if isinstance(value, torch.Tensor) and not str(key).endswith(EXTRA_STATE):
-                node = self._array(value, inside)
-            else:
-                node = self.value(value, inside)
-            pairs.append([encode(key, place.shown), node])
-        return {"dict": pairs}
-
     def _flat(self, flat: Flat, place: Place) -> Node:
         """The same node as that of a whole tensor, or a dict of them."""
         found = hold_flat(flat, self.ranks, place.shown)
-        self.kept.append(flat.tensor)
         if not flat.is_row:
-            held = found[""]
-            names = dimension_names(flat.of or place.name, len(held.shape))
-            return self._put(held, place, names, is_plain=True)
-        pairs: list[Node] = []
-        for key, held in found.items():
-            names = dimension_names(key, len(held.shape))
-            inside = place.child(key, found)
-            pairs.append([key, self._put(held, inside, names, is_plain=True)])
+            return self.arrays.part(found[""], place, flat.of or place.name)
+        pairs: list[Node] = [
+            [key, self.arrays.part(held, place.child(key, found), key)]
+            for key, held in found.items()
+        ]
         return {"dict": pairs}
-
-    def part(self, held: Held, place: Place, name: str) -> Node:
-        """What is held of one tensor of a row; see `ucpstore.describe.save.optimizer.Walk`."""
-        self.kept.append(held.local)
-        names = dimension_names(name, len(held.shape))
-        return self._put(held, place, names, is_plain=True)
-
-    def _tensor(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
-        if isinstance(tensor, DTensor):
-            return self._state_array(tensor, place, owner)
-        check_kind(tensor, place.shown)
-        if tensor.dim() == 0 and not self._is_averaged(owner, place):
-            value = plain(tensor, place.shown).cpu()
-            if owner is not None and not owner.is_state:
-                scale = hold(tensor, self.ranks, place.shown, owner.full_name).scale
-                value = value if scale == 1 else value * scale
-            return encode(value, place.shown)
-        return self._state_array(tensor, place, owner)
-
-    def _is_averaged(self, owner: Owner | None, place: Place) -> bool:
-        """Whether a 0-d state is a moment of a 0-d parameter of which the mean is stored."""
-        if owner is None or owner.parameter.dim() or owner.key == "step":
-            return False
-        return hold(owner.parameter, self.ranks, place.shown, owner.full_name).mean
-
-    def _state_array(self, tensor: torch.Tensor, place: Place, owner: Owner | None) -> Node:
-        if owner is None:
-            return self._array(tensor, place)
-        if tensor.shape != owner.parameter.shape:
-            return self._array(tensor, place, tie=False, state=True)
-        names = dimension_names(owner.name, tensor.dim())
-        return self._array(tensor, place, names=names, tie=False, owner=owner, state=True)
-
-    def _array(
-        self,
-        tensor: torch.Tensor,
-        place: Place,
-        *,
-        names: tuple[str, ...] | None = None,
-        identity: object | None = None,
-        tie: bool = True,
-        full_name: str | None = None,
-        owner: Owner | None = None,
-        state: bool = False,
-    ) -> Node:
-        full_name = owner.full_name if owner is not None else full_name
-        held = hold(tensor, self.ranks, place.shown, full_name)
-        self.kept.append(tensor)
-        if tie:
-            keys = [(place.item, key) for key in (identity, memory_of(tensor)) if key is not None]
-            known = next((self.first[key] for key in keys if key in self.first), None)
-            if known is not None:
-                self._owned(known, held)
-                return {"link": known}
-            self.first.update((key, place.path) for key in keys)
-        if names is None:
-            names = dimension_names(place.name, len(held.shape))
-        if state:
-            # A parameter may have some states on one rank, and others on another. A scaled one is
-            # added up from all ranks, each of which has its whole gradient.
-            copies = owner is not None and not owner.is_state
-            held = replace(held, alone="", tied=False, scale=held.scale if copies else 1)
-        return self._put(held, place, names, is_plain=not isinstance(tensor, DTensor))
-
-    def _owned(self, path: str, held: Held) -> None:
-        """A rank may come to the tensor that others are tied to after one of those."""
-        known = self.arrays[path]
-        if known.spec.tied and not held.tied:
-            spec = replace(known.spec, alone=held.alone, tied=False)
-            self.arrays[path] = replace(known, spec=spec)
-
-    def _put(
-        self,
-        held: Held,
-        place: Place,
-        names: tuple[str, ...],
-        *,
-        is_plain: bool,
-    ) -> Node:
-        dtype = self._stored_dtype(held.dtype, place)
-        if held.mean:
-            _check_mean(held.dtype, dtype, place)
-        codec = self.codec_of(place.shown)
-        spec = ArraySpec(
-            place.path,
-            held.shape,
-            dtype,
-            names,
-            held.partition,
-            codec,
-            held.alone,
-            held.tied,
-            held.mean,
-        )
-        views = held.views
-        if held.scale != 1:
-            # in a dtype that has both the own values and the stored ones
-            wide = wide_of(held.local.dtype, dtype)
-            views = tuple(View(view.tensor.to(wide) * held.scale, view.pieces) for view in views)
-        if place.path in self.arrays:
-            raise StateError(f"{place.shown}: two tensors have the path {place.path}; rename one")
-        self.arrays[place.path] = LocalArray(spec, views, is_plain)
-        return {"array": place.path}
-
-    def _stored_dtype(self, dtype: str, place: Place) -> str:
-        """In which dtype an array of `dtype` is stored, by the first pattern that matches."""
-        for pattern, wanted in self.casts:
-            if fnmatchcase(place.shown, pattern):
-                # A load never converts to a narrower kind, so it could not take back what became a
-                # float of an int.
-                if dtypes.kind(dtype) != dtypes.kind(wanted):
-                    raise UnsupportedError(
-                        f"{place.shown}: cast[{pattern!r}] asks for {wanted}, but {dtype} is "
-                        f"stored as {dtypes.kind(dtype)} only, so that it can be loaded again; "
-                        f"put {place.shown!r}: torch.{dtype} before this pattern, the first that "
-                        "matches counts"
-                    )
-                return wanted
-        return dtype
-
-
-def _check_mean(own: str, stored: str, place: Place) -> None:
-    """Refuse a mean of values that would be rounded before they are added up."""
-    if wide_of(dtypes.to_torch(own), stored) != dtypes.to_torch(stored):
-        raise UnsupportedError(
-            f"{place.shown}: a rule averages it, and cast stores it as {stored}, but it is {own}: "
-            "the ranks' values would be rounded before their mean is made; put "
-            f"{place.shown!r}: torch.{own} before the pattern that matches it, the first counts"
-        )
