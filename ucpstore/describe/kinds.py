@@ -1,4 +1,4 @@
-"""Kinds of nodes, as the load side asks for them."""
+"""Kinds of nodes, as both sides ask for them."""
 
 from __future__ import annotations
 

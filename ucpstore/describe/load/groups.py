@@ -94,11 +94,6 @@ class GroupsTarget:
                 group[key] = _hyper_parameter(group.get(key), thunk())
 
 
-def steps_on_device(group: Mapping[str, object]) -> bool:
-    """Whether the optimizer wants `step` where the parameters are, rather than on the CPU."""
-    return bool(group.get("capturable") or group.get("fused"))
-
-
 def _hyper_parameter(now: object, saved: object) -> object:
     """What a group gets: a tensor is filled in place, a number stays one, else as saved."""
     if isinstance(now, torch.Tensor) and isinstance(saved, (torch.Tensor, int, float)):

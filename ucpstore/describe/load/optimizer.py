@@ -6,41 +6,28 @@ states would change them: neither is called. States are assigned at the end only
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from ucpstore.describe.kinds import array_path, is_scalar, saved_scalar, what
-from ucpstore.describe.load.groups import GroupsTarget, steps_on_device
+from ucpstore.describe.kinds import array_path
+from ucpstore.describe.load.groups import GroupsTarget
 from ucpstore.describe.load.masters import Masters, saved_entries, ties
 from ucpstore.describe.load.narrow import Narrow
 from ucpstore.describe.load.row import Member, RowTarget
+from ucpstore.describe.load.stack import StackTarget
+from ucpstore.describe.load.states import Destination, StateTarget, Steps
 from ucpstore.describe.modules.named import Named
-from ucpstore.describe.optimizers.keys import FROZEN, MASTER, is_copy
+from ucpstore.describe.optimizers.keys import FROZEN, MASTER
 from ucpstore.describe.optimizers.names import Name
 from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads.build import ABSENT, Thunk, build
-from ucpstore.describe.reads.fresh import fresh, fresh_dtype
 from ucpstore.describe.reads.reads import Reads
 from ucpstore.describe.tensors.plain import dtype_name
-from ucpstore.describe.tensors.stacks import hold_stack
-from ucpstore.errors import MismatchError, StateError
 from ucpstore.tree.nodes import Node
 from ucpstore.tree.optimizer import Group, OptimizerNode, from_node
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _InGroup:
-    """A parameter of a group. `step_moves`: the loaded group wants its `step` on another device."""
-
-    owner: Owner
-    steps_on_device: bool
-    step_moves: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +47,11 @@ class OptimizerTarget:
     _states: dict[torch.Tensor, dict[str, Thunk]] = field(default_factory=dict)
     _groups: GroupsTarget = field(init=False)
     _extra: dict[str, Thunk] = field(default_factory=dict)
-    _narrow: Narrow = field(init=False)
+    _into: Destination = field(init=False)
     _saved: OptimizerNode | None = None
 
     def __post_init__(self) -> None:
-        self._narrow = Narrow(self.place)
+        self._into = Destination(self.optimizer, self.place, self.reads, Narrow(self.place))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -111,8 +98,7 @@ class OptimizerTarget:
         for index, group in enumerate(self.optimizer.param_groups):
             members = [self._names[owned] for owned in self.holding.groups[index]]
             values = self._groups.match(index, members, group_of)
-            before, after = steps_on_device(group), steps_on_device({**group, **values})
-            steps = (after, before != after)
+            steps = Steps.of(group, values)
             for parameter, held in self.holding.by_parameter(index).items():
                 known = {owned for owned in held if self._names[owned] in group_of}
                 if held[0].hold is not None:
@@ -121,22 +107,20 @@ class OptimizerTarget:
                         self._states[parameter] = row.match()
                     else:
                         row.match_masters()
-                elif known and held[0].layers:
-                    self._match_stack(held[0], steps)
                 elif known:
                     self._match_states(held[0], steps)
         for key, node in self.saved.extra.items():
             now = self.optimizer.state.get(key)  # type: ignore[call-overload]
             at = self.place.child("extra", ()).child(key, ())
             self._extra[key] = build(self.reads, node, at, now)
-        self._narrow.warn()
+        self._into.narrow.warn()
 
     def match_masters(self) -> None:
         """All that there is to do for an optimizer that was not saved, but its module was."""
         for index in range(len(self.optimizer.param_groups)):
             for parameter, held in self.holding.by_parameter(index).items():
                 if held[0].hold is not None:
-                    self._row(parameter, held, set(), (False, False)).match_masters()
+                    self._row(parameter, held, set(), Steps()).match_masters()
 
     def same_groups(self) -> bool:
         """Whether the target's groups are the saved ones, as far as this rank has parameters."""
@@ -211,10 +195,9 @@ class OptimizerTarget:
         parameter: torch.Tensor,
         held: Iterable[Owned],
         known: Collection[Owned],
-        steps: tuple[bool, bool],
+        steps: Steps,
     ) -> RowTarget:
         """A parameter in which several tensors lie, those `known` with saved states."""
-        now = self.optimizer.state.get(parameter, {})
         members = []
         for owned in held:
             module, weight = owned.name.module, None
@@ -223,16 +206,8 @@ class OptimizerTarget:
             saved = owned in known and not self._thaws(owned)
             states = self._states_of(owned) if saved else {}
             members.append(Member(owned, states, weight, saved))
-
-        def common(
-            thunks: dict[str, Thunk], key: str, node: Node, place: Place, owned: Owned
-        ) -> None:
-            owner = Owner(parameter, str(owned.name), owned.full_name)
-            self._match_state(thunks, key, node, place, _InGroup(owner, *steps), now.get(key))
-
-        return RowTarget(
-            parameter, now, tuple(members), self.place, self.reads, self._narrow, common
-        )
+        now = self._into.now(parameter)
+        return RowTarget(self._into, parameter, now, tuple(members), steps)
 
     def _taken(self, owned: Owned) -> Mapping[str, Node] | None:
         """The saved states that the target has a place for; None where it starts without."""
@@ -243,132 +218,17 @@ class OptimizerTarget:
             self._match_master(owned, states.pop(MASTER))
         return states
 
-    def _match_states(self, owned: Owned, steps: tuple[bool, bool]) -> None:
+    def _match_states(self, owned: Owned, steps: Steps) -> None:
+        """The states of a parameter of its own, or of those that are one stack."""
         states = self._taken(owned)
         if states is None:
             return
-        parameter, name = owned.parameter, str(owned.name)
-        member = _InGroup(Owner(parameter, name, owned.full_name), *steps)
-        now = self.optimizer.state.get(parameter, {})
-        thunks: dict[str, Thunk] = {}
-        for key, node in states.items():
-            place = self.place.child(key, ()).child(name, ())
-            self.reads.differences.attempt(
-                self._match_state, thunks, key, node, place, member, now.get(key)
-            )
-        self._states[parameter] = thunks
-
-    def _match_stack(self, owned: Owned, steps: tuple[bool, bool]) -> None:
-        """The states of parameters that are stored as one array."""
-        states = self._taken(owned)
-        if states is None:
+        if owned.layers:
+            self._states.update(StackTarget(self._into, owned, steps).match(states))
             return
-        for _, parameter in owned.layers:
-            self._states[parameter] = {}
-        for key, node in states.items():
-            self.reads.differences.attempt(self._match_layers, owned, key, node, steps)
-
-    def _match_layers(self, owned: Owned, key: str, node: Node, steps: tuple[bool, bool]) -> None:
-        place = self.place.child(key, ()).child(str(owned.name), ())
-        path = array_path(node)
-        found: list[torch.Tensor] = []
-        for full_name, parameter in owned.layers:
-            now = self.optimizer.state.get(parameter, {}).get(key)
-            if path is None:
-                thunks = self._states[parameter]
-                member = _InGroup(Owner(parameter, str(owned.name), full_name), *steps)
-                self._match_state(thunks, key, node, place, member, now)
-            elif isinstance(now, torch.Tensor) and not self.reads.claims.has(now):
-                found.append(now)
-            else:
-                dtype = fresh_dtype(self.reads, node, place, parameter.dtype)
-                self._narrow.note(key, dtype, parameter)
-                found.append(torch.zeros_like(parameter.detach(), dtype=dtype))
-        if path is None:
-            return
-        names = [full_name for full_name, _ in owned.layers]
-        held = hold_stack(found, names, self.reads.ranks, place.shown)
-        held = replace(held, scale=held.scale if is_copy(self.optimizer, key) else 1)
-        self.reads.stack(held, found, node, place)
-        for (_, parameter), tensor in zip(owned.layers, found, strict=True):
-            self._states[parameter][key] = partial(_itself, tensor)
-
-    def _match_state(
-        self,
-        thunks: dict[str, Thunk],
-        key: str,
-        node: Node,
-        place: Place,
-        member: _InGroup,
-        now: object,
-    ) -> None:
-        """Add how to get one state of one parameter to `thunks`."""
-        parameter = member.owner.parameter
-        owner = replace(member.owner, is_state=not is_copy(self.optimizer, key), key=key)
-        path = array_path(node)
-        if path is None and not is_scalar(node):
-            if isinstance(now, torch.Tensor):
-                raise MismatchError(
-                    f"{place.shown}: the target is a tensor, but {what(node)} was saved"
-                )
-            thunks[key] = build(self.reads, node, place, now, parameter.device)
-            return
-        if key == "step" and member.step_moves and isinstance(now, torch.Tensor):
-            now = None
-        if isinstance(now, torch.Tensor) and not self.reads.claims.has(now):
-            self.reads.tensor(now, node, place, owner if now.shape == parameter.shape else None)
-            thunks[key] = lambda: now
-            return
-        if now is not None and not isinstance(now, torch.Tensor):
-            raise MismatchError(
-                f"{place.shown}: the target is a {type(now).__name__}, but {what(node)} was saved"
-            )
-        if path is None:
-            saved = saved_scalar(node)
-            if not owner.is_state and parameter.dim() == 0:
-                scale = self.reads.held(owner).scale
-                saved = saved if scale == 1 else saved / scale
-            thunks[key] = _scalar(key, saved, parameter, member.steps_on_device)
-            return
-        alike = self._is_alike(path, owner, place)
-        made = fresh(
-            self.reads,
-            node,
-            place,
-            like_tensor=parameter if alike else None,
-            device=parameter.device,
-            owner=owner if alike else None,
-        )
-        if alike:
-            self._narrow.note(key, made.dtype, parameter)
-        thunks[key] = lambda: made
-
-    def _is_alike(self, path: str, owner: Owner, place: Place) -> bool:
-        """Whether a state that is made anew lies as its parameter does.
-
-        Raises MismatchError where a rule of the state's own says otherwise, and only the state
-        itself would tell which of the two it goes by.
-        """
-        held, stored = self.reads.held(owner), self.reads.info(path).shape
-        if stored != held.shape:
-            return False
-        spec, here = self.reads.ranks.spec, tuple(held.local.shape)
-        if spec is None or here == stored:
-            return True
-        own = spec.rule(place.shown)
-        if own is None or own == spec.rule(owner.full_name):
-            return True
-        with contextlib.suppress(StateError):
-            lowered = spec.lower(place.shown, here, self.reads.ranks.rank)
-            if (lowered.shape, lowered.partition) == (held.shape, held.partition):
-                return True
-        raise MismatchError(
-            f"{place.shown}: the target's optimizer has no such state yet, and the one that was "
-            f"saved has the shape {stored} of its parameter, of which this rank has {here}; so it "
-            f"may lie as the parameter does, or by rule {own} of its own. Let the optimizer make "
-            "its states before the load, or let the rule match only what does not lie as its "
-            "parameter does"
-        )
+        owner = Owner(owned.parameter, str(owned.name), owned.full_name)
+        target = StateTarget(self._into, owner, self._into.now(owned.parameter), steps)
+        self._states[owned.parameter] = target.match(states)
 
     def _match_master(self, owned: Owned, node: Node) -> None:
         """A master for a target without: its parameter is read from it if it has that dtype."""
@@ -384,23 +244,3 @@ class OptimizerTarget:
 
     def _has_states(self) -> bool:
         return any(key != FROZEN for states in self.saved.states.values() for key in states)
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _scalar(key: str, saved: torch.Tensor, parameter: torch.Tensor, on_device: bool) -> Thunk:
-    """A 0-d state made anew, where the optimizer wants it.
-
-    Adam and its kin keep `step` on the CPU unless the group is capturable or fused; every other
-    state lies on the device of the parameter, and is placed as one that is 0-d as well.
-    """
-    if key == "step":
-        return lambda: saved.to(parameter.device) if on_device else saved
-    if parameter.dim() == 0 and isinstance(parameter, DTensor):
-        local = saved.to(parameter.device)
-        return lambda: DTensor.from_local(
-            local, parameter.device_mesh, parameter.placements, run_check=False
-        )
-    return lambda: saved.to(parameter.device)

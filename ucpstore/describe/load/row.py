@@ -6,16 +6,16 @@ all of its elements, as `step`, must be saved alike for all names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ucpstore.describe.kinds import array_path, is_scalar, told
-from ucpstore.describe.load.narrow import Narrow
+from ucpstore.describe.load.states import Destination, StateTarget, Steps
 from ucpstore.describe.optimizers.keys import FROZEN, MASTER
 from ucpstore.describe.optimizers.owned import Owned
-from ucpstore.describe.place import Place
+from ucpstore.describe.place import Owner, Place
 from ucpstore.describe.reads.build import Thunk
 from ucpstore.describe.reads.fresh import fresh_dtype
 from ucpstore.describe.reads.reads import Reads
@@ -37,15 +37,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTarget:
-    """One parameter of the optimizer; `common` adds the thunk of a state that is one value."""
+    """One parameter of the optimizer."""
 
+    into: Destination
     parameter: torch.Tensor
     now: Mapping[str, object]
     members: tuple[Member, ...]
-    place: Place
-    reads: Reads
-    narrow: Narrow
-    common: Callable[[dict[str, Thunk], str, Node, Place, Owned], None]
+    steps: Steps
+
+    @property
+    def reads(self) -> Reads:
+        return self.into.reads
 
     def match(self) -> dict[str, Thunk]:
         """How to get each state, once all reads are done; nothing changes."""
@@ -66,13 +68,15 @@ class RowTarget:
             for member, node in saved.items():
                 if not same(node, saved[first]):
                     self.reads.differences.problems.append(
-                        f"{self.place.shown}: {first.owned.name} and {member.owned.name} lie in "
-                        f"one parameter of the target's optimizer, which has one {key!r}, but they "
-                        f"were saved with {told(saved[first])} and {told(node)}; put them into "
-                        "rows of their own"
+                        f"{self.into.place.shown}: {first.owned.name} and {member.owned.name} lie "
+                        f"in one parameter of the target's optimizer, which has one {key!r}, but "
+                        f"they were saved with {told(saved[first])} and {told(node)}; put them "
+                        "into rows of their own"
                     )
                     return
-            self.common(thunks, key, saved[first], self._at(key, first), first.owned)
+            owner = Owner(self.parameter, str(first.owned.name), first.owned.full_name)
+            common = StateTarget(self.into, owner, self.now, self.steps)
+            common.match_one(thunks, key, saved[first])
             return
         now = self.now.get(key)
         if not (
@@ -97,7 +101,7 @@ class RowTarget:
             if array_path(node) is not None
         ]
         dtype = max(wanted, key=lambda each: each.itemsize, default=self.parameter.dtype)
-        self.narrow.note(key, dtype, self.parameter)
+        self.into.narrow.note(key, dtype, self.parameter)
         return dtype
 
     def _is_cut(self, key: str, saved: Mapping[Member, Node]) -> bool:
@@ -148,4 +152,4 @@ class RowTarget:
         self.reads.part(held, node, place, derived=derived)
 
     def _at(self, key: str, member: Member) -> Place:
-        return self.place.child(key, ()).child(str(member.owned.name), ())
+        return self.into.at(key, member.owned.name)
