@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from describe.engine import join, load, save
+from describe.nets import SHAPES, Shaped
 from torch import nn
 
 from ucpstore import Flat, FlatOptimizer, Spec
@@ -12,21 +13,10 @@ from ucpstore.describe import describe
 from ucpstore.errors import MismatchError, StateError
 from ucpstore.spec import scaled
 
-SHAPES = {"a": (3,), "b": (2,)}
-
-
-class Net(nn.Module):
-    """Parameters of these shapes, each with one value."""
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]], *values: float) -> None:
-        super().__init__()
-        for (name, shape), value in zip(shapes.items(), values, strict=True):
-            setattr(self, name, nn.Parameter(torch.full(shape, float(value))))
-
 
 def plain(*values: float) -> dict[str, object]:
     """A module, and an optimizer whose momentum is ten times the parameter."""
-    net = Net(SHAPES, *values)
+    net = Shaped(SHAPES, *values)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
     for parameter in net.parameters():
         sgd.state[parameter]["momentum_buffer"] = parameter.detach() * 10
@@ -40,7 +30,7 @@ def rows(**buffers: torch.Tensor) -> tuple[dict[str, object], dict[str, nn.Param
     for name, buffer in buffers.items():
         sgd.state[parameters[name]]["momentum_buffer"] = buffer
     flats = [Flat(p, {name: SHAPES[name]}) for name, p in parameters.items()]
-    return {"model": Net(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, flats)}, parameters
+    return {"model": Shaped(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, flats)}, parameters
 
 
 def momenta(state: dict[str, object], parameters: dict[str, nn.Parameter]) -> list[list[float]]:
@@ -54,7 +44,7 @@ def test_a_state_that_one_name_of_a_row_lacks_is_missing() -> None:
     row = nn.Parameter(torch.zeros(5))
     sgd = torch.optim.SGD([row], lr=0.1, momentum=0.5)
     optimizer = FlatOptimizer(sgd, [Flat(row, SHAPES)])
-    state = {"model": Net(SHAPES, 0, 0), "optim": optimizer}
+    state = {"model": Shaped(SHAPES, 0, 0), "optim": optimizer}
     with pytest.raises(
         MismatchError, match=r"(?m)not in the checkpoint: optim.momentum_buffer\.b$"
     ):
@@ -85,12 +75,12 @@ def test_memory_that_two_states_share_or_that_has_another_shape_is_not_used() ->
     sgd = torch.optim.SGD(both, lr=0.1, momentum=0.5)
     for each in both:
         sgd.state[each]["momentum_buffer"] = shared
-    source = Net(shapes, 1, 2)
+    source = Shaped(shapes, 1, 2)
     own = torch.optim.SGD(source.parameters(), lr=0.1, momentum=0.5)
     for each in source.parameters():
         own.state[each]["momentum_buffer"] = each.detach() * 10
     flats = [Flat(each, {name: (3,)}) for name, each in zip(shapes, both, strict=True)]
-    target = {"model": Net(shapes, 0, 0), "optim": FlatOptimizer(sgd, flats)}
+    target = {"model": Shaped(shapes, 0, 0), "optim": FlatOptimizer(sgd, flats)}
     load(target, save({"model": source, "optim": own}))
     assert [sgd.state[each]["momentum_buffer"][0].item() for each in both] == [10, 20]
 
@@ -127,7 +117,7 @@ def test_a_row_that_is_made_is_as_wide_as_its_widest_name() -> None:
     own["momentum_buffer"] = own["momentum_buffer"].double()
     row = nn.Parameter(torch.zeros(5))
     sgd = torch.optim.SGD([row], lr=0.1, momentum=0.5)
-    state = {"model": Net(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, [Flat(row, SHAPES)])}
+    state = {"model": Shaped(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, [Flat(row, SHAPES)])}
     with pytest.raises(MismatchError, match=r"optim.momentum_buffer\.a: stored as float32"):
         load(state, save(saved))
     load(state, save(saved), cast="optim.momentum_buffer.a")
@@ -135,41 +125,8 @@ def test_a_row_that_is_made_is_as_wide_as_its_widest_name() -> None:
     assert sgd.state[row]["momentum_buffer"].tolist() == [10, 10, 10, 20, 20]
 
 
-@pytest.mark.parametrize(
-    ("shapes", "text"),
-    [
-        (
-            {"model.a": (3,), "b": (2,)},
-            "optim: a Flat names 'model.a', but the module 'model' of the state has no such "
-            "parameter; it has a, b, ... Names are the module's own, without its key",
-        ),
-        (
-            {"a": (1, 3), "b": (2,)},
-            "optim: a Flat names 'a' with shape (1, 3), but it has shape (3,) in the module "
-            "'model' of the state",
-        ),
-    ],
-)
-def test_rows_name_what_the_module_has(shapes: dict[str, tuple[int, ...]], text: str) -> None:
-    row = nn.Parameter(torch.zeros(5))
-    sgd = torch.optim.SGD([row], lr=0.1)
-    state = {"model": Net(SHAPES, 0, 0), "optim": FlatOptimizer(sgd, [Flat(row, shapes)])}
-    with pytest.raises(StateError) as caught:
-        save(state)
-    assert str(caught.value) == text
-
-
-def test_rows_may_name_a_tied_parameter_by_any_of_its_names() -> None:
-    net = Net({"a": (3,), "b": (3,)}, 1, 2)
-    net.b = net.a
-    row = nn.Parameter(torch.ones(3))
-    sgd = torch.optim.SGD([row], lr=0.1)
-    saved = save({"model": net, "optim": FlatOptimizer(sgd, [Flat(row, {"b": (3,)})])})
-    assert "optim" in str(saved.tree)
-
-
 def test_the_step_of_a_row_of_0d_tensors_is_one_value() -> None:
-    net = Net({"d": ()}, 3)
+    net = Shaped({"d": ()}, 3)
     adam = torch.optim.Adam(net.parameters())
     moments = {key: torch.tensor(0.5) for key in ("exp_avg", "exp_avg_sq")}
     adam.state[net.d] = {"step": torch.tensor(7.0), **moments}
@@ -177,43 +134,13 @@ def test_the_step_of_a_row_of_0d_tensors_is_one_value() -> None:
     fresh = torch.optim.Adam([row])
     flat = Flat(row, {"d": ()})
     load(
-        {"model": Net({"d": ()}, 0), "optim": FlatOptimizer(fresh, [flat])},
+        {"model": Shaped({"d": ()}, 0), "optim": FlatOptimizer(fresh, [flat])},
         save({"model": net, "optim": adam}),
     )
     assert fresh.state[row]["step"].shape == ()
     assert fresh.state[row]["step"].item() == 7
     assert [fresh.state[row][key].tolist() for key in moments] == [[0.5], [0.5]]
     assert row.tolist() == [3]
-
-
-def test_flats_of_a_parameter_come_in_any_order() -> None:
-    net = Net(SHAPES, 1, 2)
-    row = nn.Parameter(torch.tensor([5.0, 5, 5, 6, 6]).double())
-    flats = [Flat(row.detach()[3:], {"b": (2,)}), Flat(row.detach()[:3], {"a": (3,)})]
-    optimizer = FlatOptimizer(torch.optim.SGD([row], lr=0.1), flats)
-    saved = save({"model": net, "optim": optimizer})
-    assert saved.arrays["optim/master/a"].tolist() == [5, 5, 5]
-    assert saved.arrays["optim/master/b"].tolist() == [6, 6]
-
-
-def test_a_flat_before_the_parameter_lies_in_none() -> None:
-    memory = torch.zeros(5)
-    parameter = nn.Parameter(memory[3:])
-    flats = [Flat(memory[:3], {"a": (3,)}), Flat(parameter, {"b": (2,)})]
-    optimizer = FlatOptimizer(torch.optim.SGD([parameter], lr=0.1), flats)
-    with pytest.raises(StateError, match="with a lies in no parameter of the optimizer"):
-        save({"model": Net(SHAPES, 1, 2), "optim": optimizer})
-
-
-def test_tensors_of_one_name_in_two_modules_are_told_by_the_modules() -> None:
-    shapes = {"a": (3,)}
-    row = nn.Parameter(torch.tensor([1.0, 1, 1, 2, 2, 2]))
-    flats = [Flat(row.detach()[at : at + 3], shapes, of=of) for at, of in ((0, "one"), (3, "two"))]
-    optimizer = FlatOptimizer(torch.optim.SGD([row], lr=0.1, momentum=0.5), flats)
-    optimizer.optimizer.state[row]["momentum_buffer"] = row.detach() * 10
-    saved = save({"one": Net(shapes, 1), "two": Net(shapes, 2), "optim": optimizer})
-    found = {path: array[0].item() for path, array in saved.arrays.items() if "optim" in path}
-    assert found == {"optim/momentum_buffer/one.a": 10, "optim/momentum_buffer/two.a": 20}
 
 
 def test_rows_without_a_module_are_stored_as_masters_and_come_back() -> None:
@@ -241,7 +168,7 @@ def test_a_rule_that_scales_a_tensor_scales_its_master_and_not_its_momentum() ->
         sgd = torch.optim.SGD([row], lr=0.1, momentum=0.5)
         sgd.state[row]["momentum_buffer"] = torch.full((3,), 7.0)
         optimizer = FlatOptimizer(sgd, [Flat(row, {"a": (3,)}, ())])
-        state = {"model": Net({"a": (3,)}, 1), "optim": optimizer}
+        state = {"model": Shaped({"a": (3,)}, 1), "optim": optimizer}
         return describe(state, group_ranks={0: 0, 1: 1}, rank=rank, spec=spec)
 
     saved = join([described(0), described(1)])
@@ -251,7 +178,7 @@ def test_a_rule_that_scales_a_tensor_scales_its_master_and_not_its_momentum() ->
 
 def with_own_master(dtype: torch.dtype) -> tuple[dict[str, object], torch.Tensor]:
     """A plain job whose optimizer keeps masters itself, as some do."""
-    net = Net({"a": (3,)}, 0).to(dtype)
+    net = Shaped({"a": (3,)}, 0).to(dtype)
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     master = torch.zeros(3)
     sgd.state[net.a]["master"] = master
@@ -262,7 +189,7 @@ def with_own_master(dtype: torch.dtype) -> tuple[dict[str, object], torch.Tensor
 def test_an_optimizer_that_keeps_masters_itself_gets_those_of_rows(dtype: torch.dtype) -> None:
     row = nn.Parameter(torch.full((3,), 1.2987654))
     optimizer = FlatOptimizer(torch.optim.SGD([row], lr=0.1), [Flat(row, {"a": (3,)})])
-    net = Net({"a": (3,)}, 5).bfloat16()
+    net = Shaped({"a": (3,)}, 5).bfloat16()
     state, master = with_own_master(dtype)
     load(state, save({"model": net, "optim": optimizer}), cast="model.a")
     assert torch.equal(master, row)
@@ -283,7 +210,7 @@ def test_what_a_module_was_saved_as_need_not_be_there() -> None:
 
 
 def test_states_of_what_a_row_took_the_place_of_are_not_kept() -> None:
-    net = Net(SHAPES, 1, 2)
+    net = Shaped(SHAPES, 1, 2)
     adagrad = torch.optim.Adagrad(net.parameters(), lr=0.1)  # makes its states now
     row = nn.Parameter(torch.ones(5))
     adagrad.param_groups[0]["params"] = [row]

@@ -230,3 +230,10 @@ def test_per_rank_values_inside_of_tuples():
     load(state, checkpoint)
     assert state["t"] == (weight, (1, 2))
     assert weight.item() == 1.0
+
+
+def test_a_generator_takes_a_state_and_nothing_else() -> None:
+    saved = save({"g": torch.Generator().manual_seed(3)})
+    target = PerRank(torch.Generator(), ("b", 0, 2), reshape=lambda values, index, count: values)
+    with pytest.raises(StateError, match=r"g: it refused .*TypeError: a torch\.Generator takes"):
+        load({"g": target}, saved)

@@ -13,30 +13,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-from ucpstore.describe import describe, match, refuse_unexpected, settle_unexpected
+from ucpstore.describe import describe, match
 from ucpstore.describe.engines.deepspeed import Counters
 from ucpstore.errors import CorruptError, MismatchError, StateError, UnsupportedError
 from ucpstore.saving.arrival import compare_replicas
 from ucpstore.spec import Spec, replicate, stacked
 
 TWO = {0: 0, 1: 1}
-
-
-def _abc(names: str) -> dict[str, torch.Tensor]:
-    return {name: torch.full((2,), float(ord(name))) for name in names}
-
-
-def test_b11_strict_lists_all_names_and_lenient_reports_them():
-    checkpoint = save({"m": _abc("abc"), "optim": {"x": 1}})
-    for names, text in (("ab", "not in the target: m.c"), ("abcd", "not in the checkpoint: m.d")):
-        with pytest.raises(MismatchError, match=text):
-            load({"m": _abc(names)}, checkpoint)
-    target = {"m": {name: torch.zeros(2) for name in "abd"}}
-    done = load(target, checkpoint, strict=False)
-    assert (done.items, done.skipped) == (("m",), ("optim",))
-    assert (done.missing, done.unexpected) == (("m.d",), ("m.c",))
-    assert target["m"]["a"].tolist() == [97.0, 97.0]
-    assert target["m"]["d"].tolist() == [0.0, 0.0]
 
 
 def test_all_differences_are_listed_at_once():
@@ -395,24 +378,6 @@ def test_ranks_outside_of_the_mesh_read_nothing(fake_ranks):
     assert done.reads == ()
 
 
-def test_unexpected_names_are_settled_between_ranks():
-    checkpoint = save({"m": _abc("abc")})
-    stages = [
-        match(
-            {"m": _abc(names)}, checkpoint.tree, checkpoint.infos, group_ranks={0: 0, 1: 1}, rank=0
-        )
-        for names in ("a", "b")
-    ]
-    assert [stage.unexpected for stage in stages] == [("m.b", "m.c"), ("m.a", "m.c")]
-    left = settle_unexpected([(stage.items, stage.unexpected) for stage in stages])
-    assert left == ("m.c",)
-    with pytest.raises(MismatchError, match=r"not in the target: m\.c"):
-        refuse_unexpected(left)
-    refuse_unexpected(())
-    # a rank that leaves the item out has no say
-    assert settle_unexpected([(("m",), ("m.c",)), (("x",), ())]) == ("m.c",)
-
-
 def test_arrays_that_the_metadata_lacks_are_damage():
     checkpoint = save({"w": torch.ones(1)})
     with pytest.raises(CorruptError, match=r"^w: the tree names an array"):
@@ -443,23 +408,3 @@ def test_a_module_loads_from_another_rank_count(fake_ranks):
     target = nn.Linear(3, 7, bias=False)
     load({"m": target}, join(states))
     assert torch.equal(target.weight.detach(), whole)
-
-
-def test_a_load_that_is_not_strict_warns_where_nothing_matches():
-    checkpoint = save({"model": {"a.w": torch.ones(2), "b.w": torch.ones(2)}, "epoch": 3})
-
-    def target(prefix: str, **more: object) -> dict[str, object]:
-        return {"model": {f"{prefix}.w": torch.zeros(2), "x.b": torch.zeros(2)}, **more}
-
-    with pytest.warns(
-        UserWarning, match=r"model: strict=False, and .*none of its 2 .* model\.m\.w"
-    ):
-        done = load(target("m", epoch=0), checkpoint, strict=False)
-    assert done.missing == ("model.m.w", "model.x.b")
-    with pytest.warns(UserWarning, match=r"net: strict=False, .* has the items model, epoch; is"):
-        load({"net": torch.zeros(2)}, checkpoint, strict=False)
-    # without a warning, which would be an error
-    found = target("a", optim={"lr": 1.0})
-    load(found, checkpoint, strict=False)
-    assert found["model"]["a.w"].tolist() == [1.0, 1.0]
-    load({"epoch": 0}, checkpoint, strict=False)

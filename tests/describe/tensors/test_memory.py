@@ -1,4 +1,4 @@
-"""Facts about single tensors."""
+"""Which tensors have elements in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that several targets of a load share, and memory of special kinds."""
+"""Memory that several targets of a load share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import pytest
 import torch
 from describe.engine import load, save
 
-import ucpstore
 from ucpstore import Flat, MismatchError
-from ucpstore.errors import StateError
 
 BOTH = {"x": torch.ones(4), "y": torch.zeros(4)}
 
@@ -46,20 +44,3 @@ def test_one_array_under_two_names_is_saved_once_and_loaded_again(dtype: str) ->
     target = np.zeros(3, dtype)
     load({"d": {"x": target, "y": target}}, saved)
     assert target.tolist() == [0.0, 1.0, 2.0]
-
-
-def test_tensors_made_in_inference_mode_are_filled_whatever_the_dtype(tmp_path) -> None:
-    ucpstore.save(tmp_path, {"a": torch.arange(3.0), "s": torch.tensor(4.0)}, step=1)
-    with torch.inference_mode():
-        target = {"a": torch.zeros(3, dtype=torch.float64), "s": torch.tensor(0.0)}
-    ucpstore.load(tmp_path, target, cast="*")
-    assert (target["a"].tolist(), target["s"].item()) == ([0.0, 1.0, 2.0], 4.0)
-
-
-def test_a_generator_takes_a_state_and_nothing_else() -> None:
-    saved = save({"g": torch.Generator().manual_seed(3)})
-    target = ucpstore.PerRank(
-        torch.Generator(), ("b", 0, 2), reshape=lambda values, index, count: values
-    )
-    with pytest.raises(StateError, match=r"g: it refused .*TypeError: a torch\.Generator takes"):
-        load({"g": target}, saved)
