@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from describe.engine import bits, load, save
+from describe.engine import ALONE, bits, load, save
 from describe.nets import Net, adamw, train, trained
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from ucpstore.describe import describe
+from ucpstore.describe import ArrayInfo, describe
+from ucpstore.describe.load.narrow import Narrow
+from ucpstore.describe.load.states import Destination, StateTarget, Steps
+from ucpstore.describe.place import ROOT, Owner
+from ucpstore.describe.ranks import Ranks
+from ucpstore.describe.reads.reads import Reads
 
 
 def test_existing_states_are_filled_in_place():
@@ -106,3 +112,49 @@ def test_plain_states_of_a_dtensor_parameter_stay_plain(fake_ranks):
     by_path = {array.spec.path: array for array in described.arrays}
     assert by_path["o/row_var/weight"].plain
     assert not by_path["m/weight"].plain
+
+
+def _target(optimizer: torch.optim.Optimizer, steps: Steps) -> StateTarget:
+    """That of the one parameter, of which `optim/m` is stored."""
+    place = ROOT.child("optim", ["optim"])
+    reads = Reads(Ranks(0, ALONE), {"optim/m": ArrayInfo((2,), "float32")}, ())
+    into = Destination(optimizer, place, reads, Narrow(place))
+    ((parameter,),) = [group["params"] for group in optimizer.param_groups]
+    return StateTarget(into, Owner(parameter, "w", "model.w"), into.now(parameter), steps)
+
+
+def test_states_are_taken_from_the_optimizer_unless_something_else_is_read_into_them():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    ((parameter,),) = [group["params"] for group in optimizer.param_groups]
+    own = optimizer.state[parameter]["one"] = optimizer.state[parameter]["two"] = torch.zeros(2)
+    target = _target(optimizer, Steps())
+    thunks = target.match({"one": {"array": "optim/m"}, "two": {"array": "optim/m"}})
+    assert thunks["one"]() is own
+    assert thunks["two"]() is not own
+    assert [read.path for read in target.into.reads.found] == ["optim/m", "optim/m"]
+
+
+def test_one_state_that_does_not_fit_keeps_no_other_from_being_matched():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    ((parameter,),) = [group["params"] for group in optimizer.param_groups]
+    optimizer.state[parameter].update(bad="text", good=torch.zeros(2))
+    target = _target(optimizer, Steps())
+    thunks = target.match({"bad": {"array": "optim/m"}, "good": {"array": "optim/m"}})
+    assert list(thunks) == ["good"]
+    assert target.into.reads.differences.problems == [
+        "optim.bad.w: the target is a str, but a tensor was saved"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("group", "loaded", "steps"),
+    [
+        ({}, {}, Steps(on_device=False, moves=False)),
+        ({"fused": None}, {"lr": 1.0}, Steps(on_device=False, moves=False)),
+        ({}, {"capturable": True}, Steps(on_device=True, moves=True)),
+        ({"fused": True}, {"fused": False}, Steps(on_device=False, moves=True)),
+        ({"fused": True}, {"capturable": True}, Steps(on_device=True, moves=False)),
+    ],
+)
+def test_the_loaded_group_says_where_its_step_lies(group, loaded, steps):
+    assert Steps.of(group, loaded) == steps
