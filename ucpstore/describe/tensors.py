@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ucpstore import dtypes
-from ucpstore.describe.dtensor import cut_of, local_of
+from ucpstore.describe.dtensor import local_of, sharding_of
 from ucpstore.describe.numpys import Array
 from ucpstore.describe.ranks import Mesh, Ranks
 from ucpstore.errors import StateError, UnsupportedError
@@ -82,12 +82,12 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
         if ranks.spec is not None:
             ranks.spec.check_dtensor(name or where)
             tied = _is_tied(ranks.spec, ranks.rank, name, where)
-        cut = cut_of(tensor, ranks, where)
-        local = plain(_waited(local_of(tensor, cut, ranks, where)), where)
+        sharding = sharding_of(tensor, ranks, where)
+        local = plain(_waited(local_of(tensor, sharding, ranks, where)), where)
         shape = tuple(tensor.shape)
-        held = (View(local, cut.pieces),)
+        held = (View(local, sharding.pieces),)
         dtype = dtype_name(local.dtype, where)
-        return Held(local, shape, dtype, cut.partition, held, tied=tied)
+        return Held(local, shape, dtype, sharding.partition, held, tied=tied)
     local = plain(tensor, where)
     dtype, shape = dtype_name(local.dtype, where), tuple(local.shape)
     if ranks.spec is None:
