@@ -21,7 +21,7 @@ from ucpstore.geometry import (
 )
 from ucpstore.options import MIB, Options
 from ucpstore.plan import plan_save, read_cost
-from ucpstore.plan.grid import kept_cuts
+from ucpstore.plan.grid import kept_dims
 
 PAGE = Path(__file__).parent.parent / "docs" / "grid.md"
 
@@ -176,7 +176,7 @@ def row(example: Example, options: Options) -> str:
     cells = (
         f"{extents(array.shape)} {array.dtype}",
         example.saved,
-        ", ".join(map(str, kept_cuts(array.layout, grid))) or "none",
+        ", ".join(map(str, kept_dims(array.layout, grid))) or "none",
         extents(grid.chunk),
         extents(grid.object),
         str(plan.objects),

@@ -125,7 +125,7 @@ def test_b82_loops_and_threads_of_the_user_do_not_matter(
 def test_b83_a_busy_server_delays_a_save_and_a_load(
     s3: S3Service, url: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    monkeypatch.setattr("ucpstore.storage.objects.FIRST_WAIT_S", 0.005)
+    monkeypatch.setattr("ucpstore.storage.s3_calls.FIRST_WAIT_S", 0.005)
     options = {"engine": engine, **s3.options(endpoint=proxy.endpoint)}
     proxy.busy_share(0.3)
     save(url, 1, storage_options=options)

@@ -14,7 +14,7 @@ from plan.runs import check_writers, chunk_row, plan_of, runs_of
 from ucpstore.geometry import ArraySpec, Flat, Layout, Partition, RankClass, Split, merge
 from ucpstore.options import MIB, Options
 from ucpstore.plan import plan_save
-from ucpstore.plan.grid import kept_cuts
+from ucpstore.plan.grid import kept_dims
 
 SMALL = Options(chunk_bytes=4096, least_bytes=8192, target_bytes=65536)
 """So small that arrays of a few MiB have many chunks and objects, and some rows are too long."""
@@ -51,7 +51,7 @@ def test_a_run_shares_two_objects_and_reads_two_rows_of_chunks_more(case) -> Non
     check_writers(plan)
     array, grid = plan.arrays[0]
     assert math.prod(grid.object) * ITEMSIZE <= 2 * SMALL.target_bytes
-    bounded = followed(array.layout, kept_cuts(array.layout, grid))
+    bounded = followed(array.layout, kept_dims(array.layout, grid))
     for run in runs_of(plan, partition, shape):
         assert run.sent <= run.size
         if bounded:

@@ -17,7 +17,7 @@ from ucpstore.geometry import (
 )
 from ucpstore.options import MIB, Options
 from ucpstore.plan import choose_grid
-from ucpstore.plan.grid import kept_cuts, wished_extents
+from ucpstore.plan.grid import kept_dims, wished_extents
 
 ROWS, COLUMNS = Split(0), Split(1)
 
@@ -45,10 +45,10 @@ def layout(shape: tuple[int, ...], axes: tuple[int, ...], *splits: Split | None)
     ],
 )
 def test_worked_examples(shape, itemsize, axes, splits, kept, chunk, extent, objects) -> None:
-    cut = layout(shape, axes, *splits)
-    grid = choose_grid(cut, itemsize, Options())
+    laid = layout(shape, axes, *splits)
+    grid = choose_grid(laid, itemsize, Options())
     assert (grid.chunk, grid.object, math.prod(grid.objects)) == (chunk, extent, objects)
-    assert kept_cuts(cut, grid) == kept
+    assert kept_dims(laid, grid) == kept
     assert grid.sharded
 
 
@@ -79,17 +79,17 @@ def test_arrays_up_to_1_mib_are_one_plain_chunk(shape, itemsize, sharded) -> Non
     assert grid.chunk == grid.object == tuple(max(e, 1) for e in shape)
 
 
-def test_a_cut_that_would_make_small_objects_is_dropped() -> None:
+def test_a_tiling_that_would_make_small_objects_is_dropped() -> None:
     """17 rows in 2 by tensor parallelism and in 2 again: lines at 5, 9, 13, so single rows."""
     narrow = layout((17, 65536), (2, 2), Split(0, 2), ROWS)
-    assert kept_cuts(narrow, choose_grid(narrow, 4, Options())) == ()
+    assert kept_dims(narrow, choose_grid(narrow, 4, Options())) == ()
     wide = layout((17, 1 << 20), (2, 2), Split(0, 2), ROWS)
-    assert kept_cuts(wide, choose_grid(wide, 4, Options())) == (0,)
+    assert kept_dims(wide, choose_grid(wide, 4, Options())) == (0,)
 
 
 def test_the_least_size_decides() -> None:
-    cut = layout((8192, 8192), (1024,), ROWS)  # 8 rows of 16 KiB each
-    grid = choose_grid(cut, 2, Options(least_bytes=128 * 1024))
+    laid = layout((8192, 8192), (1024,), ROWS)  # 8 rows of 16 KiB each
+    grid = choose_grid(laid, 2, Options(least_bytes=128 * 1024))
     assert (grid.chunk, grid.object) == ((8, 8192), (8, 8192))
 
 
@@ -112,8 +112,8 @@ def test_blocks_of_arbitrary_sizes_share_objects() -> None:
     for rank, size in enumerate(sizes):
         blocks.append(Block(Box((start, 0), (size, 1100)), (rank,)))
         start += size
-    cut = Layout((1100, 1100), Blocks.of(2, blocks))
-    assert kept_cuts(cut, choose_grid(cut, 4, Options())) == ()
+    laid = Layout((1100, 1100), Blocks.of(2, blocks))
+    assert kept_dims(laid, choose_grid(laid, 4, Options())) == ()
 
 
 @settings(max_examples=200, deadline=None)
@@ -126,13 +126,13 @@ def test_blocks_of_arbitrary_sizes_share_objects() -> None:
 )
 def test_chunks_and_objects_stay_near_their_sizes(shape, itemsize, parts, dim, factor) -> None:
     options = Options(chunk_bytes=65536, least_bytes=65536, target_bytes=MIB)
-    cut = layout(shape, (parts,), Split(dim % len(shape), factor))
-    grid = choose_grid(cut, itemsize, options)
+    laid = layout(shape, (parts,), Split(dim % len(shape), factor))
+    grid = choose_grid(laid, itemsize, options)
     assert all(o % c == 0 for o, c in zip(grid.object, grid.chunk, strict=True))
     if not grid.sharded:
         return
     extents = grid.chunk_bytes(itemsize)
     assert 65536 / 4 <= extents <= 65536 * 4
     assert math.prod(grid.object) * itemsize <= max(MIB, extents)
-    for kept in kept_cuts(cut, grid):
-        assert all(b.box.offset[kept] % grid.object[kept] == 0 for b in cut.blocks)
+    for kept in kept_dims(laid, grid):
+        assert all(b.box.offset[kept] % grid.object[kept] == 0 for b in laid.blocks)

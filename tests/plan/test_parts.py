@@ -19,7 +19,7 @@ from ucpstore.geometry import (
     merge,
 )
 from ucpstore.options import Options
-from ucpstore.plan.parts import NOBODY, Senders, cut_layout
+from ucpstore.plan.parts import NOBODY, Senders, overlay_of
 
 SMALL = Options(chunk_bytes=4096, least_bytes=8192, target_bytes=65536)
 shapes = st.one_of(
@@ -37,19 +37,19 @@ def test_holders_and_senders_of_objects(case, mean) -> None:
     ranks = tuple(sorted(partition.ranks))
     spec = ArraySpec("a", shape, "complex128", tuple("xyzt"[: len(shape)]), partition)
     (array,) = merge([RankClass(ranks, (spec,))])
-    cut = cut_layout(array.layout, 16, SMALL, mean=mean)
+    overlay = overlay_of(array.layout, 16, SMALL, mean=mean)
     has = held_by_rank(partition, shape)
     copied = sum(has.values()) > 1
-    indices = list(cut.grid.object_indices())
-    assert len(cut.stored_bytes) == len(indices)
+    indices = list(overlay.grid.object_indices())
+    assert len(overlay.stored_bytes) == len(indices)
     for number, index in enumerate(indices):
-        box = cut.grid.object_box(index)
+        box = overlay.grid.object_box(index)
         size = box.size
-        assert cut.index(number) == index
-        assert cut.stored_bytes[number] == cut.grid.object_bytes(index, 16)
+        assert overlay.index(number) == index
+        assert overlay.stored_bytes[number] == overlay.grid.object_bytes(index, 16)
         filled = np.zeros(shape, int)
-        for part in cut.parts_of(number):
-            filled[cut.box(number, part).slices()] += 1
+        for part in overlay.parts_of(number):
+            filled[overlay.box(number, part).slices()] += 1
         assert filled.sum() == size
         assert (filled[box.slices()] == 1).all()
         counts = {rank: int(has[rank][box.slices()].sum()) for rank in ranks}
@@ -57,17 +57,17 @@ def test_holders_and_senders_of_objects(case, mean) -> None:
         whole = [rank for rank in ranks if counts[rank] == size]
         several = bool(copied[box.slices()].any())
         shared = not whole or (mean and several)
-        assert bool(cut.shared[number]) is shared
+        assert bool(overlay.shared[number]) is shared
         owning = some if shared else whole
-        assert cut.candidates(number).tolist() == owning
-        assert cut.settled[number] == (owning[0] if len(owning) == 1 else NOBODY)
-        assert (number in cut.sole) is (shared and (mean or not several))
-        if number in cut.sole:
-            senders = cut.sole[number]
+        assert overlay.candidates(number).tolist() == owning
+        assert overlay.settled[number] == (owning[0] if len(owning) == 1 else NOBODY)
+        assert (number in overlay.sole) is (shared and (mean or not several))
+        if number in overlay.sole:
+            senders = overlay.sole[number]
             assert senders.ranks.tolist() == some
             for rank in ranks:
                 assert senders.bytes_of(rank) == 16 * counts[rank]
-                boxes = [cut.box(number, part) for part in senders.parts_of(rank)]
+                boxes = [overlay.box(number, part) for part in senders.parts_of(rank)]
                 assert sum(each.size for each in boxes) == counts[rank]
                 assert all(has[rank][each.slices()].all() for each in boxes)
 
@@ -98,6 +98,6 @@ def test_one_sender_for_each_part() -> None:
 @pytest.mark.parametrize("mean", [False, True])
 def test_an_object_with_two_blocks_of_one_rank_is_its_own(mean: bool) -> None:
     halves = [Block(Box((0,), (4,)), (0, 2)), Block(Box((4,), (4,)), (1, 2))]
-    cut = cut_layout(Layout((8,), Blocks.of(1, halves)), 4, Options(), mean=mean)
-    assert cut.shared.tolist() == [mean]
-    assert cut.candidates(0).tolist() == ([0, 1, 2] if mean else [2])
+    overlay = overlay_of(Layout((8,), Blocks.of(1, halves)), 4, Options(), mean=mean)
+    assert overlay.shared.tolist() == [mean]
+    assert overlay.candidates(0).tolist() == ([0, 1, 2] if mean else [2])

@@ -96,8 +96,8 @@ def test_the_owner_takes_from_its_own_memory_what_it_holds() -> None:
 
 def test_all_but_one_element_is_not_all() -> None:
     blocks = [Block(Box((0,), (8,)), (0,)), Block(Box((8,), (1,)), (1,))]
-    cut = Layout((9,), Blocks.of(1, blocks))
-    plan = plan_save((GlobalArray("n", (9,), "float32", ("x",), cut),), 2, Options())
+    laid = Layout((9,), Blocks.of(1, blocks))
+    plan = plan_save((GlobalArray("n", (9,), "float32", ("x",), laid),), 2, Options())
     assert plan.rank(0).writes == ()
     assert plan.rank(1).rounds[0].sends == (Message(0, (Transfer(0, (0,), Box((8,), (1,))),)),)
 

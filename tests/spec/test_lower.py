@@ -26,7 +26,7 @@ from ucpstore.spec import (
 )
 
 At = Mapping[str, int]
-Cut = Callable[[torch.Tensor, At], torch.Tensor]
+ByHand = Callable[[torch.Tensor, At], torch.Tensor]
 Rule = Part | Sequence[Part]
 
 
@@ -48,7 +48,7 @@ def rows_padded(whole: torch.Tensor, rows: int) -> torch.Tensor:
     return F.pad(whole, (0, 0, 0, rows - whole.shape[0]))
 
 
-CASES: dict[str, tuple[dict[str, int], Rule, tuple[int, ...], Cut]] = {
+CASES: dict[str, tuple[dict[str, int], Rule, tuple[int, ...], ByHand]] = {
     "replicate": ({"dp": 3}, replicate("dp"), (4, 3), lambda w, at: w),
     "replicate 0-d": ({"dp": 3}, replicate("dp"), (), lambda w, at: w),
     "rows": ({"tp": 4}, shard(0, "tp"), (8, 3), lambda w, at: w.chunk(4)[at["tp"]]),
@@ -175,11 +175,11 @@ CASES: dict[str, tuple[dict[str, int], Rule, tuple[int, ...], Cut]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_pieces_put_the_whole_back(case: str) -> None:
-    axes, rule, shape, cut = CASES[case]
+    axes, rule, shape, by_hand = CASES[case]
     whole, spec = counted(shape), Spec(axes, {"w": rule})
     found = torch.zeros(shape)
     for rank, at in enumerate(places(axes)):
-        own = cut(whole, at)
+        own = by_hand(whole, at)
         lowered = spec.lower("w", tuple(own.shape), rank)
         assert (lowered.key, lowered.name, lowered.shape) == ("w", "w", shape)
         made = torch.zeros_like(own)
@@ -210,8 +210,8 @@ def test_axes_without_several_ranks_are_left_out_of_partitions() -> None:
     found = lowered({"pp": 1, "dp": 1, "tp": 2, "ep": 1}, [unique("pp"), replicate("tp")], (3,))
     assert found.partition == Partition((2,), (0, 1), (None,))
     assert found.alone == ""
-    cut = lowered({"pp": 1, "tp": 2, "ep": 1}, shard(0, "tp"), (3,))
-    assert cut.partition == Partition((2,), (0, 1), (Split(0),))
+    found = lowered({"pp": 1, "tp": 2, "ep": 1}, shard(0, "tp"), (3,))
+    assert found.partition == Partition((2,), (0, 1), (Split(0),))
 
 
 def test_means_are_asked_for_where_an_axis_has_several_ranks() -> None:

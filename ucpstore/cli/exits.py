@@ -90,10 +90,9 @@ def no_step(given: str) -> str:
 
 def _explain(error: Exception, prog_name: str, args: Sequence[str]) -> tuple[str, int]:
     if isinstance(error, _ClickError):
-        context = getattr(error, "ctx", None)
-        number = _negative(error, args)
-        if number is not None:
+        if (number := _negative(error, args)) is not None:
             return no_step(number), USAGE
+        context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else prog_name
         said = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]  # click's own
         return f"{said}; see {path} --help", USAGE
@@ -113,12 +112,11 @@ def _explain(error: Exception, prog_name: str, args: Sequence[str]) -> tuple[str
 
 def _negative(error: Exception, args: Sequence[str]) -> str | None:
     """The argument that is a negative number, taken for an option where a STEP may stand."""
-    command = getattr(getattr(error, "ctx", None), "command", None)
-    option = getattr(error, "option_name", "")
-    if not any(each.name == "step" for each in getattr(command, "params", ())):
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if not (context and option and any(each.name == "step" for each in context.command.params)):
         return None
-    numbers = (each for each in args if re.fullmatch(r"-[0-9][0-9.]*", each))
-    return next((each for each in numbers if each.startswith(option)), None) if option else None
+    numbers = filter(re.compile(r"-[0-9][0-9.]*").fullmatch, args)
+    return next((each for each in numbers if each.startswith(option)), None)
 
 
 def _drop_stdout() -> int:

@@ -36,8 +36,8 @@ class Ranks:
     spec: Spec | None = None
     _meshes: dict[int, tuple[DeviceMesh, Mesh]] = field(default_factory=dict, repr=False)
     """By identity; torch builds the tensor of a mesh's ranks anew on each look."""
-    cuts: dict[tuple[object, ...], object] = field(default_factory=dict, repr=False)
-    """What `tensors.dtensor.cut_of` has worked out."""
+    shardings: dict[tuple[object, ...], object] = field(default_factory=dict, repr=False)
+    """What `tensors.dtensor.sharding_of` has worked out."""
 
     def mesh(self, mesh: DeviceMesh, where: str) -> Mesh:
         """Extents and members of a device mesh; StateError, naming `where`, if some are outside."""

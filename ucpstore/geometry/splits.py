@@ -33,7 +33,7 @@ class Split:
 def chunk_ranges(ranges: Sequence[Range], parts: int) -> list[list[Range]]:
     """Split the concatenation of `ranges` into `parts` lists by the rule of `torch.chunk`."""
     total = sum(stop - start for start, stop in ranges)
-    return _cut(ranges, [-(-total // parts)] * parts)
+    return _in_sizes(ranges, [-(-total // parts)] * parts)
 
 
 def split_ranges(ranges: Sequence[Range], split: Split, parts: int) -> list[list[Range]]:
@@ -41,7 +41,7 @@ def split_ranges(ranges: Sequence[Range], split: Split, parts: int) -> list[list
     if split.sizes:
         if len(split.sizes) != parts:
             raise ValueError(f"{len(split.sizes)} sizes {split.sizes} for an axis of {parts} ranks")
-        return _cut(ranges, split.sizes)
+        return _in_sizes(ranges, split.sizes)
     if split.sections:
         sections = _sections(ranges, split.sections)
     elif split.factor > 1:
@@ -55,7 +55,7 @@ def split_ranges(ranges: Sequence[Range], split: Split, parts: int) -> list[list
     return [_joined(kept) for kept in result]
 
 
-def _cut(ranges: Sequence[Range], sizes: Sequence[int]) -> list[list[Range]]:
+def _in_sizes(ranges: Sequence[Range], sizes: Sequence[int]) -> list[list[Range]]:
     """Lists of ranges with `sizes` elements, in order, as far as there are elements."""
     result: list[list[Range]] = []
     left = iter(ranges)

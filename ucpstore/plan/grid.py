@@ -1,7 +1,7 @@
 """Choosing an array's grid from what every rank knows: shape, item size, partition, options.
 
 An object has one writer, so the grid follows the lines along which the array is cut over the
-ranks wherever that leaves objects of a useful size. Other cuts are dropped: objects then lie
+ranks wherever that leaves objects of a useful size. Other tilings are dropped: objects then lie
 across the lines and their pieces are exchanged before they are written.
 
 Ranges of flattened blocks end at arbitrary elements, so there the objects follow the blocks, and
@@ -26,8 +26,8 @@ from ucpstore.options import Options
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """The lines of one dimension: how many there are and the gcd of their offsets."""
+class _Tiling:
+    """How one dimension is tiled: the lines between blocks, and the gcd of their offsets."""
 
     lines: int
     step: int
@@ -39,27 +39,27 @@ def choose_grid(layout: Layout, itemsize: int, options: Options) -> Grid:
     if math.prod(shape) * itemsize <= PLAIN_LIMIT_BYTES:
         whole = tuple(max(extent, 1) for extent in shape)
         return Grid(shape, whole, whole, sharded=False)
-    cuts = _cuts(layout)
+    tilings = _tilings(layout)
     runs = layout.lines is not None
     if runs:
-        ranges = _range_cuts(layout)
+        ranges = _range_tilings(layout)
         if _try(shape, ranges, itemsize, options, runs=False).drop is None:
-            cuts, runs = ranges, False
-    trial = _try(shape, cuts, itemsize, options, runs)
+            tilings, runs = ranges, False
+    trial = _try(shape, tilings, itemsize, options, runs)
     while trial.drop is not None:
-        cuts[trial.drop] = None
-        trial = _try(shape, cuts, itemsize, options, runs)
+        tilings[trial.drop] = None
+        trial = _try(shape, tilings, itemsize, options, runs)
     chunk = [c or 1 for c in trial.chunk]  # no entry is None once nothing has to be dropped
     if runs:
-        extents = _run_objects(shape, chunk, cuts, trial.most)
+        extents = _run_objects(shape, chunk, tilings, trial.most)
     else:
-        extents = _grown_objects(shape, chunk, cuts, itemsize, options)
+        extents = _grown_objects(shape, chunk, tilings, itemsize, options)
     return Grid(shape, tuple(chunk), extents, sharded=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What following some cuts gives: most extents of an object, chunks, and the cut to drop."""
+    """What following some tilings gives: most extents of an object, chunks, and which to drop."""
 
     most: Sequence[int]
     chunk: Sequence[int | None]
@@ -67,16 +67,16 @@ class _Trial:
 
 
 def _try(
-    shape: Index, cuts: Sequence[_Cut | None], itemsize: int, options: Options, runs: bool
+    shape: Index, tilings: Sequence[_Tiling | None], itemsize: int, options: Options, runs: bool
 ) -> _Trial:
-    region = _regions(shape, cuts)
-    most = _run_extents(shape, cuts, region, itemsize, options) if runs else region
+    region = _regions(shape, tilings)
+    most = _run_extents(shape, tilings, region, itemsize, options) if runs else region
     whole: list[int] = []  # dimensions whose chunks span what lies between two lines
     while True:
         rest = [1 if dim in whole else extent for dim, extent in enumerate(most)]
         unit = itemsize * math.prod([region[dim] for dim in whole])
         wished = wished_extents(rest, unit, options.chunk_bytes)
-        chunk = [_chunk_extent(*dim) for dim in zip(cuts, shape, wished, most, strict=True)]
+        chunk = [_chunk_extent(*dim) for dim in zip(tilings, shape, wished, most, strict=True)]
         for dim in whole:
             chunk[dim] = region[dim]
         if not runs:
@@ -93,20 +93,20 @@ def _try(
             break
         whole.append(spanned[-1])
     too_small = math.prod(region) * itemsize < options.least_bytes
-    return _Trial(most, chunk, _cut_to_drop(cuts, chunk, too_small))
+    return _Trial(most, chunk, _dim_to_drop(tilings, chunk, too_small))
 
 
-def _regions(shape: Index, cuts: Sequence[_Cut | None]) -> list[int]:
-    """The extents between lines, the whole extent where there is no cut."""
-    return [cut.step if cut else extent for cut, extent in zip(cuts, shape, strict=True)]
+def _regions(shape: Index, tilings: Sequence[_Tiling | None]) -> list[int]:
+    """The extents between lines, the whole extent where there are none."""
+    return [each.step if each else extent for each, extent in zip(tilings, shape, strict=True)]
 
 
-def kept_cuts(layout: Layout, grid: Grid) -> tuple[int, ...]:
+def kept_dims(layout: Layout, grid: Grid) -> tuple[int, ...]:
     """The dimensions that the partition cuts and whose lines all lie on lines of the objects."""
     return tuple(
         dim
-        for dim, cut in enumerate(_cuts(layout))
-        if cut is not None and grid.sharded and cut.step % grid.object[dim] == 0
+        for dim, tiling in enumerate(_tilings(layout))
+        if tiling is not None and grid.sharded and tiling.step % grid.object[dim] == 0
     )
 
 
@@ -132,7 +132,7 @@ def wished_extents(extents: Sequence[int], itemsize: int, chunk_bytes: int) -> t
 
 def _run_extents(
     shape: Index,
-    cuts: Sequence[_Cut | None],
+    tilings: Sequence[_Tiling | None],
     region: Sequence[int],
     itemsize: int,
     options: Options,
@@ -143,47 +143,48 @@ def _run_extents(
     for dim in reversed(range(len(run))):
         run[dim] = min(run[dim], room)
         room //= run[dim]
-        cut = cuts[dim]
+        tiling = tilings[dim]
         # blocks of several regions: what lies in front of this dimension is no part of the run
-        uneven = cut is not None and cut.lines + 1 < -(-shape[dim] // cut.step)
+        uneven = tiling is not None and tiling.lines + 1 < -(-shape[dim] // tiling.step)
         large = math.prod(run[dim:]) * itemsize >= options.least_bytes
         if run[dim] < region[dim] or (uneven and large):
             room = 1
     return run
 
 
-def _cuts(layout: Layout) -> list[_Cut | None]:
-    """The cuts that objects should follow: those into blocks."""
+def _tilings(layout: Layout) -> list[_Tiling | None]:
+    """The tilings that objects should follow: those by blocks."""
     if layout.lines is None:
-        return _range_cuts(layout)
-    return [_cut(lines) for lines in layout.lines]
+        return _range_tilings(layout)
+    return [_tiling(lines) for lines in layout.lines]
 
 
-def _range_cuts(layout: Layout) -> list[_Cut | None]:
-    """All cuts, those into ranges of blocks too."""
-    return [_cut(along) for along in layout.blocks.offsets.T]
+def _range_tilings(layout: Layout) -> list[_Tiling | None]:
+    """All tilings, those by ranges of blocks too."""
+    return [_tiling(along) for along in layout.blocks.offsets.T]
 
 
-def _cut(starts: npt.ArrayLike) -> _Cut | None:
+def _tiling(starts: npt.ArrayLike) -> _Tiling | None:
     lines = np.setdiff1d(starts, [0])
-    return _Cut(len(lines), int(np.gcd.reduce(lines))) if len(lines) else None
+    return _Tiling(len(lines), int(np.gcd.reduce(lines))) if len(lines) else None
 
 
-def _chunk_extent(cut: _Cut | None, extent: int, wished: float, most: int) -> int | None:
-    """Extent of a chunk along one dimension, None where the cut leaves no suitable one."""
-    if cut is None:
+def _chunk_extent(tiling: _Tiling | None, extent: int, wished: float, most: int) -> int | None:
+    """Extent of a chunk along one dimension, None where the tiling leaves no suitable one."""
+    if tiling is None:
         return -(-extent // max(1, round(extent / wished), -(-extent // most)))
-    suitable = [c for c in _divisors(cut.step) if wished / 2 <= c <= min(wished * 2, most)]
+    suitable = [c for c in _divisors(tiling.step) if wished / 2 <= c <= min(wished * 2, most)]
     return min(suitable, key=lambda c: max(c / wished, wished / c), default=None)
 
 
-def _cut_to_drop(
-    cuts: Sequence[_Cut | None], chunk: Sequence[int | None], too_small: bool
+def _dim_to_drop(
+    tilings: Sequence[_Tiling | None], chunk: Sequence[int | None], too_small: bool
 ) -> int | None:
+    """The dimension whose tiling is to be dropped: that with the most lines."""
     lines = {
-        dim: cut.lines
-        for dim, cut in enumerate(cuts)
-        if cut is not None and (too_small or chunk[dim] is None)
+        dim: tiling.lines
+        for dim, tiling in enumerate(tilings)
+        if tiling is not None and (too_small or chunk[dim] is None)
     }
     return max(lines, key=lambda dim: lines[dim], default=None)
 
@@ -191,7 +192,7 @@ def _cut_to_drop(
 def _grown_objects(
     shape: Index,
     chunk: Sequence[int],
-    cuts: Sequence[_Cut | None],
+    tilings: Sequence[_Tiling | None],
     itemsize: int,
     options: Options,
 ) -> Index:
@@ -199,30 +200,30 @@ def _grown_objects(
     extents = list(chunk)
     for dim in reversed(range(len(shape))):
         room = max(1, options.target_bytes // (math.prod(extents) * itemsize))
-        extents[dim] *= _chunks_along(cuts[dim], shape[dim], chunk[dim], room)
+        extents[dim] *= _chunks_along(tilings[dim], shape[dim], chunk[dim], room)
     return tuple(extents)
 
 
 def _run_objects(
-    shape: Index, chunk: Sequence[int], cuts: Sequence[_Cut | None], most: Sequence[int]
+    shape: Index, chunk: Sequence[int], tilings: Sequence[_Tiling | None], most: Sequence[int]
 ) -> Index:
     """Whole chunks up to the extents `most`, so that an object is one run of a block."""
     extents = []
-    for dim, region in enumerate(_regions(shape, cuts)):
+    for dim, region in enumerate(_regions(shape, tilings)):
         # where the run spans the region, so does the object, its last chunk cut at the array's edge
         room = region if most[dim] == region else most[dim] // chunk[dim]
-        extents.append(chunk[dim] * _chunks_along(cuts[dim], shape[dim], chunk[dim], room))
+        extents.append(chunk[dim] * _chunks_along(tilings[dim], shape[dim], chunk[dim], room))
     return tuple(extents)
 
 
-def _chunks_along(cut: _Cut | None, extent: int, chunk: int, room: int) -> int:
+def _chunks_along(tiling: _Tiling | None, extent: int, chunk: int, room: int) -> int:
     """The chunks of an object along one dimension, at most `room`.
 
-    Along a kept cut the object divides the distance of the lines; along other dimensions the
+    Along a kept tiling the object divides the distance of the lines; along other dimensions the
     objects are of about equal size.
     """
-    if cut is not None:
-        return max(m for m in _divisors(cut.step // chunk) if m <= room)
+    if tiling is not None:
+        return max(m for m in _divisors(tiling.step // chunk) if m <= room)
     chunks = -(-extent // chunk)
     objects = -(-chunks // min(chunks, room))
     return -(-chunks // objects)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucpstore.geometry import Index, Numbers
-from ucpstore.plan.parts import NOBODY, Cut, Senders
+from ucpstore.plan.parts import NOBODY, Overlay, Senders
 
 REQUEST_COST_BYTES = 256 * 1024
 """Counted per object beside its bytes: else one rank with a little less data than the others would
@@ -42,19 +42,19 @@ class LeastLoaded:
         return int(ranks[self._loads[ranks].argmin()])
 
 
-def assign_owners(cuts: Sequence[Cut], size: int) -> tuple[list[Owners], LeastLoaded]:
-    """The owners of the objects of every array, one entry of `cuts` each, and the ranks' loads.
+def assign_owners(overlays: Sequence[Overlay], size: int) -> tuple[list[Owners], LeastLoaded]:
+    """The owners of the objects of every array, one entry of `overlays` each, and the ranks' loads.
 
     Objects without a choice count first; the others follow from large to small.
     """
     loads = np.zeros(size, dtype=np.int64)
     owners: list[Owners] = []
     choices: list[tuple[int, int, int]] = []
-    for number, cut in enumerate(cuts):
-        costs = cut.stored_bytes + REQUEST_COST_BYTES
-        fixed = cut.settled != NOBODY
-        np.add.at(loads, cut.settled[fixed], costs[fixed])
-        owners.append(cut.settled.astype(np.int32))
+    for number, overlay in enumerate(overlays):
+        costs = overlay.stored_bytes + REQUEST_COST_BYTES
+        fixed = overlay.settled != NOBODY
+        np.add.at(loads, overlay.settled[fixed], costs[fixed])
+        owners.append(overlay.settled.astype(np.int32))
         (free,) = np.nonzero(~fixed)
         choices.extend(
             (-cost, number, position)
@@ -62,7 +62,7 @@ def assign_owners(cuts: Sequence[Cut], size: int) -> tuple[list[Owners], LeastLo
         )
     ranks = LeastLoaded(loads)
     for cost, number, position in sorted(choices):
-        owner = ranks.pick(cuts[number].candidates(position))
+        owner = ranks.pick(overlays[number].candidates(position))
         owners[number][position] = owner
         ranks.add(owner, -cost)
     return owners, ranks
@@ -84,21 +84,21 @@ def assign_metadata(owners: Sequence[Owners], ranks: LeastLoaded) -> list[int]:
     return writers
 
 
-def assign_senders(cut: Cut, number: int, owner: int, sent: list[int]) -> Senders:
+def assign_senders(overlay: Overlay, number: int, owner: int, sent: list[int]) -> Senders:
     """Who sends what of a shared object, every part once.
 
     The owner takes from its own memory what it holds; the rest comes from the holder that has been
     given the least to send, in bytes, where there was a choice. `sent` are the bytes that each rank
     has to send; it is changed.
     """
-    sole = cut.sole.get(number)
+    sole = overlay.sole.get(number)
     if sole is not None:
         return sole
-    parts = cut.parts_of(number)
-    sizes = (cut.sizes[parts.start : parts.stop] * cut.itemsize).tolist()
+    parts = overlay.parts_of(number)
+    sizes = (overlay.sizes[parts.start : parts.stop] * overlay.itemsize).tolist()
     senders: list[int] = []
     for part, size in zip(parts, sizes, strict=True):
-        holders = cut.blocks.holders(cut.of_blocks[part]).tolist()
+        holders = overlay.blocks.holders(overlay.of_blocks[part]).tolist()
         if owner in holders:
             senders.append(owner)
             continue

@@ -1,8 +1,8 @@
 """Which ranks hold what of every object: the work that arrays cut alike share.
 
-A `Cut` is made once per layout and item size; arrays with the same one only differ in the owners
-of their objects. Objects and the parts of them that blocks have are numbered in row-major order,
-the parts of one object in the order of the blocks.
+An `Overlay` is made once per layout and item size; arrays with the same one only differ in the
+owners of their objects. Objects and the parts of them that blocks have are numbered in row-major
+order, the parts of one object in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Senders:
     """The ranks that fill one object, in rising order, and what each sends, the owner too.
 
     `sent_bytes` has their bytes. Rank n of them sends `parts` from `starts[n]` to `starts[n + 1]`,
-    which are numbers of parts of the cut.
+    which are numbers of parts of the overlay.
     """
 
     ranks: Numbers
@@ -73,8 +73,8 @@ class Senders:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
-    """The grid of a layout, its objects, and the parts that blocks have of them.
+class Overlay:
+    """The grid laid over the blocks of a layout: objects, and the parts that blocks have of them.
 
     `of_blocks` and `sizes` (in elements) are by part; the others by object. `shared` says that no
     rank has all of an object, or that the mean of several ranks' values is stored; `sole` has the
@@ -116,7 +116,7 @@ class Cut:
         return self.ranks[self.first[number] : self.last[number]]
 
 
-def cut_layout(layout: Layout, itemsize: int, options: Options, *, mean: bool = False) -> Cut:
+def overlay_of(layout: Layout, itemsize: int, options: Options, *, mean: bool = False) -> Overlay:
     """Choose the grid and find every object's parts and candidates.
 
     With `mean` every holder of a part sends it, for their mean is stored.
@@ -143,7 +143,7 @@ def cut_layout(layout: Layout, itemsize: int, options: Options, *, mean: bool = 
     first = np.where(inside, blocks.starts[only], bounds[:-1])
     last = np.where(inside, blocks.starts[only + 1], bounds[1:])
     ranks = np.concatenate([blocks.ranks, held.ranks[may_own]])
-    return Cut(
+    return Overlay(
         grid,
         itemsize,
         blocks,

@@ -17,7 +17,7 @@ from ucpstore.plan.owners import (
     assign_owners,
     assign_senders,
 )
-from ucpstore.plan.parts import Cut, cut_layout
+from ucpstore.plan.parts import Overlay, overlay_of
 from ucpstore.plan.rounds import SharedObject, pack_rounds
 
 ROUND_SHARE = 4
@@ -91,7 +91,7 @@ class SavePlan:
 
     arrays: tuple[PlannedArray, ...]
     size: int
-    _cuts: tuple[Cut, ...]
+    _overlays: tuple[Overlay, ...]
     _owners: tuple[Owners, ...]
     _metadata: Index
     _shared: tuple[SharedObject, ...]
@@ -100,19 +100,19 @@ class SavePlan:
     @property
     def objects(self) -> int:
         """Number of objects of all arrays."""
-        return sum(len(cut.stored_bytes) for cut in self._cuts)
+        return sum(len(overlay.stored_bytes) for overlay in self._overlays)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes of all objects without compression."""
-        return sum(int(cut.stored_bytes.sum()) for cut in self._cuts)
+        return sum(int(overlay.stored_bytes.sum()) for overlay in self._overlays)
 
     @property
     def real_bytes(self) -> int:
         """Bytes of all elements."""
         return sum(
-            Box.whole(array.shape).size * cut.itemsize
-            for (array, _), cut in zip(self.arrays, self._cuts, strict=True)
+            Box.whole(array.shape).size * overlay.itemsize
+            for (array, _), overlay in zip(self.arrays, self._overlays, strict=True)
         )
 
     @property
@@ -130,7 +130,7 @@ class SavePlan:
 
     def itemsize(self, array: int) -> int:
         """Bytes per element of the array at that position."""
-        return self._cuts[array].itemsize
+        return self._overlays[array].itemsize
 
     def object_bytes(self, write: ObjectWrite) -> int:
         """Bytes of an object without compression."""
@@ -143,8 +143,8 @@ class SavePlan:
     def written_bytes(self) -> Index:
         """Bytes of the objects that each rank owns."""
         written = np.zeros(self.size, np.int64)
-        for cut, owners in zip(self._cuts, self._owners, strict=True):
-            np.add.at(written, owners, cut.stored_bytes)
+        for overlay, owners in zip(self._overlays, self._owners, strict=True):
+            np.add.at(written, owners, overlay.stored_bytes)
         return tuple(written.tolist())
 
     def rank(self, rank: int) -> RankPlan:
@@ -156,10 +156,10 @@ class SavePlan:
         )
 
     def _own_writes(self, rank: int) -> Iterable[ObjectWrite]:
-        for number, (cut, owners) in enumerate(zip(self._cuts, self._owners, strict=True)):
-            for position in ((owners == rank) & ~cut.shared).nonzero()[0].tolist():
-                own = tuple(cut.box(position, part) for part in cut.parts_of(position))
-                yield ObjectWrite(number, cut.index(position), own)
+        for number, (overlay, owners) in enumerate(zip(self._overlays, self._owners, strict=True)):
+            for position in ((owners == rank) & ~overlay.shared).nonzero()[0].tolist():
+                own = tuple(overlay.box(position, part) for part in overlay.parts_of(position))
+                yield ObjectWrite(number, overlay.index(position), own)
 
     def _rank_rounds(self, rank: int) -> Iterable[Round]:
         members: list[list[SharedObject]] = [[] for _ in range(self.rounds)]
@@ -178,16 +178,18 @@ class SavePlan:
                 for sender in shared.senders.ranks.tolist():
                     into = own if sender == rank else receives.setdefault(sender, [])
                     into.extend(self._transfers(shared, sender))
-                index = self._cuts[shared.array].index(shared.number)
+                index = self._overlays[shared.array].index(shared.number)
                 writes.append(ObjectWrite(shared.array, index, tuple(t.box for t in own)))
             else:
                 sends.setdefault(shared.owner, []).extend(self._transfers(shared, rank))
         return Round(_messages(sends), _messages(receives), tuple(writes))
 
     def _transfers(self, shared: SharedObject, sender: int) -> Iterable[Transfer]:
-        cut = self._cuts[shared.array]
+        overlay = self._overlays[shared.array]
         for part in shared.senders.parts_of(sender):
-            yield Transfer(shared.array, cut.index(shared.number), cut.box(shared.number, part))
+            yield Transfer(
+                shared.array, overlay.index(shared.number), overlay.box(shared.number, part)
+            )
 
 
 def _messages(transfers: dict[int, list[Transfer]]) -> tuple[Message, ...]:
@@ -199,20 +201,20 @@ def plan_save(arrays: Sequence[GlobalArray], size: int, options: Options) -> Sav
 
     Every rank gets the same plan from the same arguments: nothing else goes into it.
     """
-    made: dict[tuple[Layout, int, bool], Cut] = {}
-    cuts = []
+    made: dict[tuple[Layout, int, bool], Overlay] = {}
+    overlays = []
     for array in arrays:
         layout, itemsize = array.layout, dtype_itemsize(array.dtype)
         key = (layout, itemsize, array.mean)
         if key not in made:
-            made[key] = cut_layout(layout, itemsize, options, mean=array.mean)
-        cuts.append(made[key])
-    owners, loads = assign_owners(cuts, size)
-    shared = _share(cuts, owners, size)
+            made[key] = overlay_of(layout, itemsize, options, mean=array.mean)
+        overlays.append(made[key])
+    owners, loads = assign_owners(overlays, size)
+    shared = _share(overlays, owners, size)
     return SavePlan(
-        tuple(PlannedArray(a, c.grid) for a, c in zip(arrays, cuts, strict=True)),
+        tuple(PlannedArray(a, c.grid) for a, c in zip(arrays, overlays, strict=True)),
         size,
-        tuple(cuts),
+        tuple(overlays),
         tuple(owners),
         tuple(assign_metadata(owners, loads)),
         shared,
@@ -220,13 +222,15 @@ def plan_save(arrays: Sequence[GlobalArray], size: int, options: Options) -> Sav
     )
 
 
-def _share(cuts: Sequence[Cut], owners: Sequence[Owners], size: int) -> tuple[SharedObject, ...]:
+def _share(
+    overlays: Sequence[Overlay], owners: Sequence[Owners], size: int
+) -> tuple[SharedObject, ...]:
     sent = [0] * size
     shared = []
-    for array, (cut, own) in enumerate(zip(cuts, owners, strict=True)):
-        for number in cut.shared.nonzero()[0].tolist():
+    for array, (overlay, own) in enumerate(zip(overlays, owners, strict=True)):
+        for number in overlay.shared.nonzero()[0].tolist():
             owner = int(own[number])
-            senders = assign_senders(cut, number, owner, sent)
-            size_bytes = int(cut.stored_bytes[number])
+            senders = assign_senders(overlay, number, owner, sent)
+            size_bytes = int(overlay.stored_bytes[number])
             shared.append(SharedObject(array, number, size_bytes, owner, senders))
     return tuple(shared)

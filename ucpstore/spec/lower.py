@@ -67,17 +67,17 @@ def lower(
     """
     where = f"{name}: rule {rule}"
     _check_axes(where, parts, axes, flat)
-    cuts = [part for part in parts if isinstance(part, Shard)]
+    shards = [part for part in parts if isinstance(part, Shard)]
     whole = list(shape)
     splits: list[Split | Flat | None] = []
     order: list[AxisNames] = []
     for dim in range(len(shape)):
-        here = [cut for cut in cuts if _dim(where, cut.dim, shape) == dim]
+        here = [shard for shard in shards if _dim(where, shard.dim, shape) == dim]
         whole[dim] = _extent(where, shape[dim], dim, here, axes, coordinates)
-    for cut in cuts:
-        dim = _dim(where, cut.dim, shape)
-        splits.append(Split(dim, sections=cut.sections, sizes=cut.sizes))
-        order.append(cut.axes)
+    for shard in shards:
+        dim = _dim(where, shard.dim, shape)
+        splits.append(Split(dim, sections=shard.sections, sizes=shard.sizes))
+        order.append(shard.axes)
     real = list(whole)
     padded: set[int] = set()
     for part in parts:
@@ -208,65 +208,65 @@ def _extent(
     where: str,
     own: int,
     dim: int,
-    cuts: Sequence[Shard],
+    shards: Sequence[Shard],
     axes: Axes,
     coordinates: Mapping[str, int],
 ) -> int:
     """The extent of a whole dimension, padding included, of which this rank has `own`."""
-    if not cuts:
+    if not shards:
         return own
     count = 1
-    for cut in cuts:
-        count *= axes.size(cut.axes)
-    exact = [cut for cut in cuts if cut.size is not None or cut.sizes or cut.sections]
+    for shard in shards:
+        count *= axes.size(shard.axes)
+    exact = [shard for shard in shards if shard.size is not None or shard.sizes or shard.sections]
     if not exact:
-        _check_unit(where, own, dim, cuts)
+        _check_unit(where, own, dim, shards)
         return own * count
-    if len(cuts) > 1:
+    if len(shards) > 1:
         raise StateError(
-            f"{where}: dimension {dim} is cut {len(cuts)} times, and one of the cuts has size, "
+            f"{where}: dimension {dim} is cut {len(shards)} times, and one of the cuts has size, "
             "sizes or sections; give it one cut over several axes, shard(dim, ('dp', 'tp'), ...)"
         )
-    (cut,) = cuts
-    if cut.sizes and len(cut.sizes) != count:
+    (shard,) = shards
+    if shard.sizes and len(shard.sizes) != count:
         raise StateError(
-            f"{where}: sizes has {len(cut.sizes)} parts, but {'x'.join(cut.axes)} has {count} "
+            f"{where}: sizes has {len(shard.sizes)} parts, but {'x'.join(shard.axes)} has {count} "
             "coordinates; give one size for each"
         )
-    for section in cut.sections:
-        if section % (count * cut.unit):
+    for section in shard.sections:
+        if section % (count * shard.unit):
             raise StateError(
                 f"{where}: a section of {section} elements of dimension {dim} cannot be cut over "
-                f"{'x'.join(cut.axes)}={count} in whole units of {cut.unit}; choose a size of the "
-                "axis that divides it. Where ranks share a head, so that the axis is larger than "
-                "the number of heads, the fused tensor has no one order: keep query, key and value "
-                "in tensors of their own"
+                f"{'x'.join(shard.axes)}={count} in whole units of {shard.unit}; choose a size of "
+                "the axis that divides it. Where ranks share a head, so that the axis is larger "
+                "than the number of heads, the fused tensor has no one order: keep query, key and "
+                "value in tensors of their own"
             )
-    total = cut.size if cut.size is not None else sum(cut.sizes or cut.sections)
+    total = shard.size if shard.size is not None else sum(shard.sizes or shard.sections)
     position = 0
-    for axis in cut.axes:
+    for axis in shard.axes:
         position = position * axes.size((axis,)) + coordinates.get(axis, 0)
-    if cut.sizes:
-        expected = cut.sizes[position]
+    if shard.sizes:
+        expected = shard.sizes[position]
     else:
         part = -(-total // count)
         expected = min(part, max(total - position * part, 0))
     if own != expected:
         raise StateError(
             f"{where}: of {total} elements of dimension {dim} coordinate {position} of "
-            f"{'x'.join(cut.axes)}={count} should hold {expected}, but this rank's tensor has "
+            f"{'x'.join(shard.axes)}={count} should hold {expected}, but this rank's tensor has "
             f"{own}; are the lengths of the rule those of the whole dimension, and is the axis the "
             "right one?"
         )
-    _check_unit(where, own, dim, cuts)
+    _check_unit(where, own, dim, shards)
     return total
 
 
-def _check_unit(where: str, own: int, dim: int, cuts: Sequence[Shard]) -> None:
-    for cut in cuts:
-        if own % cut.unit:
+def _check_unit(where: str, own: int, dim: int, shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        if own % shard.unit:
             raise StateError(
                 f"{where}: {own} elements of dimension {dim} on this rank are no whole number of "
-                f"units of {cut.unit}; choose a size of the axis that cuts between units, or give "
-                "the parts as sizes="
+                f"units of {shard.unit}; choose a size of the axis that cuts between units, or "
+                "give the parts as sizes="
             )

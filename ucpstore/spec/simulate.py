@@ -191,8 +191,8 @@ def prove(rules: Rules, states: Sequence[object], ranks: Sequence[int]) -> None:
 
 
 def _described(found: Lowered, leaf: Leaf, same: dict[object, Partition]) -> ArraySpec:
-    cut = found.partition
-    partition = same.setdefault((cut.axes, id(cut.ranks), cut.splits, cut.padded), cut)
+    own = found.partition
+    partition = same.setdefault((own.axes, id(own.ranks), own.splits, own.padded), own)
     names = tuple(f"{found.name}:{dim}" for dim in range(len(found.shape)))
     return ArraySpec(
         found.name,

@@ -1,6 +1,8 @@
 """Calls to one fsspec file system: made once per process, one at a time where need be.
 
-Whatever a file system's library raises becomes one of our errors, without a value of any option.
+Each process has a file system of its own, made on first use: those of a parent hold connections and
+threads that a forked child has not. Whatever a file system's library raises becomes one of our
+errors, without a value of any option.
 """
 
 from __future__ import annotations
@@ -8,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote, unquote
 
 from ucpstore.errors import OutcomeUnknownError, StorageError
 from ucpstore.storage.files import REMEDIES
@@ -36,10 +39,27 @@ class Here:
     pid: int
     fs: fsspec.AbstractFileSystem
     root: str
+    quoted: bool
+    """Whether paths are URLs, in which `%` has a meaning."""
     turn: AbstractContextManager[object]
     """Held during a call, where calls must not overlap."""
     folders: set[str] = field(default_factory=set)
     """Those that are known to be there."""
+
+    def path(self, key: str) -> str:
+        """The path of a key, or of the folder of that name; of `""`, that of the root."""
+        if self.quoted:
+            key = quote(key)
+        return f"{self.root}/{key}" if self.root and key else key or self.root
+
+    def key(self, path: str) -> str:
+        """The key of a listed path; empty where it is not below the root."""
+        root = self.root.lstrip("/")
+        path = path.lstrip("/").rstrip("/")
+        if root and not path.startswith(f"{root}/"):
+            return ""
+        key = path[len(root) + 1 :] if root else path
+        return unquote(key) if self.quoted else key
 
 
 _connecting = threading.Lock()
@@ -85,7 +105,7 @@ class Calls:
         if absent and action != "create":
             raise FileNotFoundError(f"no object {self.where(key)}")
         if present:
-            raise FileExistsError(f"{self.where(key)} exists already")
+            raise self.present(key)
         assert failure is not None
         if isinstance(failure, _BROKEN) or type(failure).__name__ == "SSHException":
             self.here = None  # the next call connects again
@@ -94,6 +114,30 @@ class Calls:
         if action == "create" and not known:
             raise OutcomeUnknownError(f"{refusal}. Whether it was written is not known: look")
         raise refusal
+
+    def read(self, key: str, call: Callable[[Here], T], action: str = "read") -> T:
+        """As `run`; absence is a FileNotFoundError whatever the place says of it."""
+        try:
+            return self.run(action, key, call)
+        except StorageError:
+            if self.exists(key):
+                raise
+        raise FileNotFoundError(f"no object {self.where(key)}")
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an object; a folder is none."""
+
+        def look(here: Here) -> bool:
+            try:
+                info = here.fs.info(here.path(key))
+            except ABSENT:
+                return False
+            return not is_folder(info)
+
+        return self.run("read", key, look)
+
+    def present(self, key: str) -> FileExistsError:
+        return FileExistsError(f"{self.where(key)} exists already")
 
     def refusal(self, action: str, key: str, error: Exception) -> StorageError:
         number = error.errno if isinstance(error, OSError) else None
@@ -115,7 +159,7 @@ class Calls:
                 if here is None or here.pid != os.getpid():
                     fs, root = self._place.connect()
                     turn = threading.RLock() if self._place.serial(fs) else nullcontext()
-                    here = Here(os.getpid(), fs, root, turn)
+                    here = Here(os.getpid(), fs, root, self._place.quoted, turn)
                     self.here = here
         return here
 
@@ -124,3 +168,8 @@ class Calls:
         client = getattr(here.fs, "client", None) if here else None
         if client is not None and self._place.protocol in ("sftp", "ssh"):
             client.close()  # fsspec leaves its thread to run
+
+
+def is_folder(info: Mapping[str, object]) -> bool:
+    """Whether what a file system tells of a path is that it is a folder."""
+    return info["type"] == "directory"

@@ -47,7 +47,7 @@ def split_of(placement: Placement, dims: int, where: str) -> Split | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class Sharding:
     """How tensors of one shape with equal placements lie on a mesh.
 
     `pieces` are this rank's; `local_shape` is that of its local tensor, None on a rank outside of
@@ -59,44 +59,44 @@ class Cut:
     local_shape: Index | None
 
 
-def cut_of(tensor: DTensor, ranks: Ranks, where: str) -> Cut:
+def sharding_of(tensor: DTensor, ranks: Ranks, where: str) -> Sharding:
     """How a DTensor is cut, in ranks of the process group; worked out once for all alike."""
     mesh = ranks.mesh(tensor.device_mesh, where)
     shape = tuple(tensor.shape)
     key = (id(tensor.device_mesh), tensor.placements, shape)  # `ranks` keeps the mesh
-    known = ranks.cuts.get(key)
-    if isinstance(known, Cut):
+    known = ranks.shardings.get(key)
+    if isinstance(known, Sharding):
         return known
     splits = tuple(split_of(placement, len(shape), where) for placement in tensor.placements)
     partition = Partition(mesh.axes, mesh.ranks, splits)
     inside = ranks.rank in partition.ranks
-    made = Cut(
+    made = Sharding(
         partition,
         pieces_of(partition, shape, ranks.rank),
         local_shape(partition, shape, ranks.rank) if inside else None,
     )
-    ranks.cuts[key] = made
+    ranks.shardings[key] = made
     return made
 
 
-def local_of(tensor: DTensor, cut: Cut, ranks: Ranks, where: str) -> torch.Tensor:
+def local_of(tensor: DTensor, sharding: Sharding, ranks: Ranks, where: str) -> torch.Tensor:
     """The local tensor of a DTensor; refused where its shape is not what the placements give.
 
     On a rank outside of the mesh the result has no elements.
     """
     # to_local() would record autograd and allocate for some placements
     local = tensor._local_tensor
-    expected = cut.local_shape
+    expected = sharding.local_shape
     found = tuple(local.shape)
     if expected is None or found == expected:
         return local
     if 0 not in expected or local.numel() > 0:
         raise StateError(
             f"{where}: its placements {tuple(tensor.placements)} over a mesh of shape "
-            f"{cut.partition.axes} give rank {ranks.rank} a local tensor of shape {expected} from "
-            f"the global shape {tuple(tensor.shape)}, but it has shape {found}; parts must follow "
-            "the rule of torch.chunk, also in DTensor.from_local (pass shape= and stride= where "
-            "parts are uneven)"
+            f"{sharding.partition.axes} give rank {ranks.rank} a local tensor of shape {expected} "
+            f"from the global shape {tuple(tensor.shape)}, but it has shape {found}; parts must "
+            "follow the rule of torch.chunk, also in DTensor.from_local (pass shape= and stride= "
+            "where parts are uneven)"
         )
     return local
 

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor
 
 from ucpstore.describe.ranks import Ranks
 from ucpstore.describe.tensors.deepspeed import hold_sharded, refuse_expert, sharded
-from ucpstore.describe.tensors.dtensor import cut_of, local_of
+from ucpstore.describe.tensors.dtensor import local_of, sharding_of
 from ucpstore.describe.tensors.held import Held, View, whole
 from ucpstore.describe.tensors.numbers import check_numbers
 from ucpstore.describe.tensors.plain import dtype_name, plain, waited
@@ -34,12 +34,12 @@ def hold(tensor: torch.Tensor, ranks: Ranks, where: str, name: str | None = None
         if ranks.spec is not None:
             ranks.spec.check_dtensor(name or where)
             tied = _is_tied(ranks.spec, ranks.rank, name, where)
-        cut = cut_of(tensor, ranks, where)
-        local = plain(waited(local_of(tensor, cut, ranks, where)), where)
+        sharding = sharding_of(tensor, ranks, where)
+        local = plain(waited(local_of(tensor, sharding, ranks, where)), where)
         shape = tuple(tensor.shape)
-        held = (View(local, cut.pieces),)
+        held = (View(local, sharding.pieces),)
         dtype = dtype_name(local.dtype, where)
-        return Held(local, shape, dtype, cut.partition, held, tied=tied)
+        return Held(local, shape, dtype, sharding.partition, held, tied=tied)
     local = plain(tensor, where)
     dtype, shape = dtype_name(local.dtype, where), tuple(local.shape)
     if ranks.spec is None:
