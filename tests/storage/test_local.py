@@ -28,6 +28,14 @@ class TestLocalStorage(StorageSuite):
         return LocalStorage(tmp_path / "store")
 
 
+def test_files_are_not_executable(storage: LocalStorage, tmp_path: Path) -> None:
+    storage.put("a/b", b"x")
+    storage.put_if_absent("a/c", b"x")
+    Path(tmp_path / "plain").write_bytes(b"x")
+    modes = {Path(storage.url, key).stat().st_mode for key in ("a/b", "a/c")}
+    assert modes == {(tmp_path / "plain").stat().st_mode}
+
+
 def fail(monkeypatch: pytest.MonkeyPatch, name: str, number: int, after: int = 0) -> list[int]:
     """Make `os.name` fail with an errno from call `after` on; returns the list of calls."""
     real = getattr(os, name)

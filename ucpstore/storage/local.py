@@ -281,7 +281,9 @@ class LocalStorage:
                 if folder not in self._made:
                     make_folders(folder)
                     self._made.add(folder)
-                descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+                descriptor = os.open(
+                    path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o666
+                )
                 break
             except FileNotFoundError:
                 self._made.discard(folder)
