@@ -128,9 +128,9 @@ _PAGE = 4096
 _PLACE = _PAGE // 2
 """Where in a page buffers begin.
 
-A copy whose target lies 1 to 63 bytes further into its page than its source is three to six times as
-slow (4K aliasing). Files begin at 0, tensors at 64, most rows are some KiB apart: half a page is far
-from all. See docs/design/009-buffers-begin-in-the-middle-of-a-page.md.
+A copy whose target lies 1 to 63 bytes further into its page than its source is three to six times
+as slow (4K aliasing). Files begin at 0, tensors at 64, most rows are some KiB apart: half a page is
+far from all. See docs/design/009-buffers-begin-in-the-middle-of-a-page.md.
 """
 
 

@@ -28,12 +28,14 @@ _SEAL_TAIL: Final = b'"}}}'
 _DIGITS: Final = slice(-len(_SEAL_TAIL) - 8, -len(_SEAL_TAIL))
 _ZEROS: Final = b"00000000"
 
+_ENCODER: Final = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
+)
+
 
 def canonical(value: object) -> bytes:
     """The canonical JSON bytes of a value; ValueError for NaN, TypeError for what is not JSON."""
-    return json.dumps(
-        value, ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
-    ).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def parse(raw: bytes, key: str) -> dict[str, Json]:
