@@ -210,6 +210,67 @@ def without_an_optimizer(url: str, kind: Kind) -> list[str]:
     return [*ucpstore.CheckpointStore(url).open(2)]
 
 
+class Halves:
+    """What Megatron's `mpu` tells: every two ranks are a job of their own, with replicas alone."""
+
+    def __init__(self) -> None:
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        singles = [dist.new_group([rank]) for rank in range(4)]
+        self.own, self.single = halves[dist.get_rank() // 2], singles[dist.get_rank()]
+
+    def get_model_parallel_rank(self) -> int:
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self.single
+
+    def get_data_parallel_rank(self) -> int:
+        return dist.get_rank() % 2
+
+    def get_data_parallel_world_size(self) -> int:
+        return 2
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        return self.own
+
+
+def two_jobs(url: str, kind: Kind) -> list[str]:
+    """Two engines in one process group, each on half of the ranks; what differs after a load."""
+    from deepspeed.utils import groups
+
+    half, halves = dist.get_rank() // 2, Halves()
+    place = f"{url}-{half}"
+    try:
+        engine = engine_of(kind, seed=half, mpu=halves)
+        train(engine, 2, seed=10 * half)
+        expected = parameters(engine), _rows(engine)
+        ucpstore.save(place, engine, step=1, process_group=halves.own)
+        forget(engine)
+        engine = engine_of(kind, seed=7, mpu=halves)
+        train(engine, 1)
+        ucpstore.load(place, engine, process_group=halves.own)
+        found = parameters(engine), _rows(engine)
+        forget(engine)
+    finally:
+        groups.mpu = None
+    dist.barrier()
+    weights = [name for name, each in expected[0].items() if not torch.equal(each, found[0][name])]
+    rows = [str(at) for at, row in enumerate(expected[1]) if not torch.equal(row, found[1][at])]
+    return weights + rows
+
+
+def _rows(engine: Any) -> list[torch.Tensor]:
+    """Masters and moments as the optimizer has them on this rank."""
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    parameters = [each for group in inner.param_groups for each in group["params"]]
+    states = [inner.state[each] for each in parameters]
+    moments = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
+    return [each.detach().clone() for each in (*parameters, *moments)]
+
+
 def experts(url: str, ep_size: int) -> str:
     """Save a layer of experts; what it is told, or "saved" once it was loaded again."""
     with quiet():

@@ -24,6 +24,7 @@ from other_jobs import (  # beside this file
     save_one_group,
     save_other,
     train_what_was_frozen,
+    two_jobs,
     within_a_step,
     without_an_optimizer,
 )
@@ -146,6 +147,14 @@ def test_engines_are_saved_and_loaded_between_steps(
 def test_engines_without_an_optimizer(zero_ranks: Ranks, tmp_path: Path, stage: int) -> None:
     for items in zero_ranks.run(2, without_an_optimizer, str(tmp_path / "s"), Kind(stage)):
         assert set(items) == {"model", "counters"}
+
+
+@pytest.mark.parametrize(
+    "kind", [Kind(0, fused=True), Kind(0), Kind(1), Kind(3)], ids=["fused", "0", "1", "3"]
+)
+def test_an_engine_on_a_part_of_the_ranks(zero_ranks: Ranks, tmp_path: Path, kind: Kind) -> None:
+    """Its rows lie on the ranks of its own group, not on those of the default one."""
+    assert zero_ranks.run(4, two_jobs, str(tmp_path / "s"), kind) == [[]] * 4
 
 
 def test_experts_of_several_ranks_do_not_pass_for_replicas(

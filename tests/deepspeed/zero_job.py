@@ -92,10 +92,17 @@ def started() -> Any:
     return deepspeed
 
 
-def engine_of(kind: Kind, seed: int = 0, *, trained: bool = False, evaluates: bool = False) -> Any:
+def engine_of(
+    kind: Kind,
+    seed: int = 0,
+    *,
+    trained: bool = False,
+    evaluates: bool = False,
+    mpu: object = None,
+) -> Any:
     """A fresh engine with two parameter groups; `trained` thaws what is frozen.
 
-    One that `evaluates` has no optimizer.
+    One that `evaluates` has no optimizer. `mpu` tells DeepSpeed the groups, as Megatron's does.
     """
     with quiet():
         deepspeed = started()
@@ -124,7 +131,7 @@ def engine_of(kind: Kind, seed: int = 0, *, trained: bool = False, evaluates: bo
         if kind.fp32_gradients:
             config["data_types"] = {"grad_accum_dtype": "fp32"}
         engine, *_ = deepspeed.initialize(
-            model=net, optimizer=None if evaluates else optimizer, config=config
+            model=net, optimizer=None if evaluates else optimizer, config=config, mpu=mpu
         )
         if kind.fused:
             engine.optimizer = _fused(engine, deep, flat)

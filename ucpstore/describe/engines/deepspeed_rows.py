@@ -26,10 +26,10 @@ def _copies(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
 
 
 def _fused(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
-    everyone = tuple(range(dist.get_world_size()))
+    replicas = tuple(dist.get_process_group_ranks(outer.deepspeed.seq_data_parallel_group))
     for row, weights in zip(outer.fp32_groups_flat, outer.fp16_groups, strict=True):
         shapes = {names[each]: each.shape for each in weights}
-        yield [Row(row, Flat(row.detach(), shapes, of=of), group=everyone, parts=1)]
+        yield [Row(row, Flat(row.detach(), shapes, of=of), group=replicas, parts=1)]
 
 
 def _bf16(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
