@@ -96,7 +96,7 @@ def _parse(
     parsed = parse_all(arrays)
     return Opened(
         ref,
-        _inlined(step.tree, items, large.__getitem__),
+        _inlined(step.tree, items, large.__getitem__) if large else step.tree,
         parsed,
         {path: ArrayInfo(each.grid.shape, each.dtype) for path, each in parsed.items()},
     )

@@ -64,7 +64,8 @@ def _find(value: object, keys: tuple[object, ...], place: Place, ranks: Ranks) -
         return
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _find(item, (*keys, key), place.child(key, value), ranks)
+            if not isinstance(item, torch.Tensor):  # states are full of them; a place costs more
+                yield from _find(item, (*keys, key), place.child(key, value), ranks)
     elif type(value) in (list, tuple):
         assert isinstance(value, (list, tuple))
         for at, item in enumerate(value):
