@@ -6,7 +6,7 @@ in a store is either named by such a record or invisible here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -227,37 +227,34 @@ def absence(storage: Storage, step: int | None, found: Mapping[int, Collection[i
     return f"step {step} is not in {storage.url}; {have}"
 
 
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """The metadata documents of a step, as stored: the step group and some items' groups."""
-
-    step: bytes
-    items: Mapping[str, bytes]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all of them."""
-        return len(self.step) + sum(map(len, self.items.values()))
-
-
-def read_step_group(storage: Storage, ref: StepRef) -> bytes:
+def read_step_group(storage: Storage, ref: StepRef) -> StepDocument:
     """Read and check the document of the step's group, which holds the tree."""
-    return read_document(storage, ref, ref.record.document(layout.DOCUMENT))
+    raw = read_document(storage, ref, ref.record.document(layout.DOCUMENT))
+    return parse_step(raw, f"{ref.path}/{layout.DOCUMENT}")
+
+
+def item_entries(ref: StepRef, items: Collection[str] | None = None) -> dict[str, DocumentEntry]:
+    """The documents of those of the items that have one, all where None, by the item's path."""
+    suffix = f"/{layout.DOCUMENT}"
+    found = {
+        entry.path.removesuffix(suffix): entry
+        for entry in ref.record.documents
+        if entry.path.endswith(suffix)
+    }
+    return found if items is None else {path: found[path] for path in found if path in items}
 
 
 def read_items(
-    storage: Storage, ref: StepRef, select: Callable[[str], bool], *, threads: int = 8
-) -> dict[str, bytes]:
-    """Read and check the documents of the items whose paths are selected, by path."""
-    suffix = f"/{layout.DOCUMENT}"
-    wanted = {
-        entry.path.removesuffix(suffix): entry
-        for entry in ref.record.documents
-        if entry.path.endswith(suffix) and select(entry.path.removesuffix(suffix))
+    storage: Storage, ref: StepRef, entries: Mapping[str, DocumentEntry], *, threads: int = 8
+) -> dict[str, dict[str, Json]]:
+    """Read and check the documents of items, by path: the metadata of their arrays by path."""
+    with ThreadPoolExecutor(min(threads, max(1, len(entries)))) as pool:
+        contents = list(pool.map(lambda each: read_document(storage, ref, each), entries.values()))
+    return {
+        f"{item}/{path}": metadata
+        for (item, entry), raw in zip(entries.items(), contents, strict=True)
+        for path, metadata in parse_item(raw, f"{ref.path}/{entry.path}").items()
     }
-    with ThreadPoolExecutor(min(threads, max(1, len(wanted)))) as pool:
-        contents = pool.map(lambda entry: read_document(storage, ref, entry), wanted.values())
-        return dict(zip(wanted, contents, strict=True))
 
 
 def read_document(storage: Storage, ref: StepRef, entry: DocumentEntry) -> bytes:
@@ -327,16 +324,6 @@ def missing(storage: Storage, ref: StepRef, key: str) -> Exception:
         f"{key} is missing in {storage.url}, although step {ref.record.step} is committed; "
         "load another step, and run `ucpstore verify` to see what else is gone"
     )
-
-
-def parse_documents(documents: Documents) -> tuple[StepDocument, dict[str, dict[str, Json]]]:
-    """The step document, and the metadata of all arrays of the given items by path."""
-    step = parse_step(documents.step, layout.DOCUMENT)
-    arrays: dict[str, dict[str, Json]] = dict(step.root_arrays)
-    for item, raw in documents.items.items():
-        for path, metadata in parse_item(raw, f"{item}/{layout.DOCUMENT}").items():
-            arrays[f"{item}/{path}"] = metadata
-    return step, arrays
 
 
 def save_ids(storage: Storage, step: int, numbers: Iterable[int]) -> set[str]:

@@ -20,8 +20,8 @@ from ucpstore.arrays.metadata import (
     array_document,
     dtype_of,
     grid_of,
+    group_alike,
     parse,
-    parse_all,
     to_bytes,
 )
 from ucpstore.errors import FormatError
@@ -96,7 +96,7 @@ def _grids(draw: st.DrawFn) -> Grid:
 def test_parse_is_the_inverse(grid: Grid, name: str) -> None:
     names = tuple(f"x:{dim}" for dim in range(len(grid.shape)))
     document = json.loads(to_bytes(array_document(grid, name, names)))
-    assert parse(document) == ArrayMetadata(grid, name, names)
+    assert parse(document) == ArrayMetadata(grid, name)
     assert grid_of(document) == grid
     assert dtype_of(document) == name
 
@@ -109,9 +109,13 @@ def test_many_are_parsed_like_each_alone() -> None:
         )
     }
     documents["model/2"]["attributes"] = {"note": 1}
-    found = parse_all(documents)
-    assert found == {path: parse(document) for path, document in documents.items()}
-    assert found["model/0"].dimension_names == ("0:0", "b")
+    found = group_alike(documents)
+    assert {path: each.metadata for each in found for path in each.paths} == {
+        path: parse(document) for path, document in documents.items()
+    }
+    assert [each.paths for each in found] == [["model/0"], ["model/1"], ["model/2"], ["model/3"]]
+    del documents["model/2"]["attributes"]
+    assert group_alike(documents)[0].paths == ["model/0", "model/2"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_one_that_python_finds_equal_to_another_is_refused(change: Change, messa
     other = copy.deepcopy(sound)
     change(other)
     with pytest.raises(FormatError, match=rf"model/other: .*{message}"):
-        parse_all({"model/sound": sound, "model/other": other})
+        group_alike({"model/sound": sound, "model/other": other})
 
 
 def test_what_tools_add_is_allowed() -> None:

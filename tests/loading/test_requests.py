@@ -22,7 +22,7 @@ def read(pieces: tuple[Piece, ...], path: str = "m/w") -> Read:
 def requests(*boxes: Box, grid: Grid = GRID) -> list[tuple[str, int, int, list[int]]]:
     """Object, start and bytes of the range, and numbers of its chunks."""
     pieces = tuple(Piece(box, Box.whole(box.shape)) for box in boxes)
-    array = ArrayMetadata(grid, "float32", ("a", "b"))
+    array = ArrayMetadata(grid, "float32")
     found = Requests().of(read(pieces), array)
     ranges = [(each.object.name, each.object.range) for each in found]
     return [(name, r.start, r.bytes, [p.number for p in r.parts]) for name, r in ranges if r]
@@ -50,7 +50,7 @@ def test_a_range_ends_at_the_largest_request() -> None:
 
 def test_copies_select_what_a_chunk_and_a_piece_have_in_common() -> None:
     piece = Piece(Box((1, 3), (2, 2)), Box((5, 7), (2, 2)))
-    (found,) = Requests().of(read((piece,)), ArrayMetadata(GRID, "float32", ("a", "b")))
+    (found,) = Requests().of(read((piece,)), ArrayMetadata(GRID, "float32"))
     assert found.object.range is not None
     s = slice
     assert [part.copies for part in found.object.range.parts] == [
@@ -64,12 +64,12 @@ def test_copies_select_what_a_chunk_and_a_piece_have_in_common() -> None:
 def test_arrays_that_are_cut_alike_share_their_plan_but_not_their_targets() -> None:
     planned = Requests()
     piece = Piece(Box((0, 0), (4, 8)), Box.whole((4, 8)))
-    array = ArrayMetadata(GRID, "float32", ("a", "b"))
+    array = ArrayMetadata(GRID, "float32")
     first, second = (planned.of(read((piece,), f"m/{name}"), array)[0] for name in "vw")
     assert first.object is second.object
     assert (first.read.path, second.read.path) == ("m/v", "m/w")
     half = Read("m/x", (View(torch.empty(0), (piece,)),), "int16")
-    (other,) = planned.of(half, ArrayMetadata(GRID, "int16", ("a", "b")))
+    (other,) = planned.of(half, ArrayMetadata(GRID, "int16"))
     assert other.object.range is not None
     assert other.object.range.bytes == 4 * (2 * 4 * 2 + 4), "items of another size"
 
@@ -87,7 +87,7 @@ def test_a_chunk_that_several_views_need_is_read_once() -> None:
     row = Piece(Box((0, 2), (1, 6)), Box.whole((1, 6)))
     rest = Piece(Box((1, 0), (3, 8)), Box.whole((3, 8)))
     views = (View(torch.empty(0), (row,)), View(torch.empty(0), (rest,)))
-    array = ArrayMetadata(GRID, "float32", ("a", "b"))
+    array = ArrayMetadata(GRID, "float32")
     (found,) = Requests().of(Read("m/w", views, "float32"), array)
     assert found.object.range is not None
     parts = found.object.range.parts

@@ -51,7 +51,7 @@ def put_all(storage: MemoryStorage, metadata: ArrayMetadata, values: np.ndarray)
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_bytes_come_back(grid: Grid, codec: str | None) -> None:
-    storage, metadata = MemoryStorage(), ArrayMetadata(grid, "uint8", (None,), codec)
+    storage, metadata = MemoryStorage(), ArrayMetadata(grid, "uint8", codec)
     values = np.arange(1, grid.shape[0] + 1, dtype=np.uint8)
     put_all(storage, metadata, values)
     if codec is None:
@@ -66,7 +66,7 @@ def test_bytes_come_back(grid: Grid, codec: str | None) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_byte_of_an_object_counts(codec: str | None) -> None:
-    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,), codec)
+    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", codec)
     put_all(storage, metadata, np.arange(22, dtype=np.uint8))
     for each in objects_of("a", metadata):
         key = f"{REF.path}/{each.key}"
@@ -82,7 +82,7 @@ def test_every_byte_of_an_object_counts(codec: str | None) -> None:
 
 
 def test_the_index_alone_tells_a_cut_and_a_longer_object() -> None:
-    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", (None,), CODECS[1])
+    storage, metadata = MemoryStorage(), ArrayMetadata(GRIDS[3], "uint8", CODECS[1])
     put_all(storage, metadata, np.arange(22, dtype=np.uint8))
     each = next(objects_of("a", metadata))
     key = f"{REF.path}/{each.key}"
@@ -94,6 +94,6 @@ def test_the_index_alone_tells_a_cut_and_a_longer_object() -> None:
 
 
 def test_what_holds_no_bytes() -> None:
-    metadata = ArrayMetadata(GRIDS[1], "int16", (None,))
+    metadata = ArrayMetadata(GRIDS[1], "int16")
     with pytest.raises(CorruptError, match="a should hold bytes, but is a int16"):
         catalog.read_bytes(MemoryStorage(), REF, "a", metadata)

@@ -22,11 +22,10 @@ _SHARDING = "sharding_indexed"
 
 @dataclass(frozen=True, slots=True)
 class ArrayMetadata:
-    """What an array's `zarr.json` says; `codec` is the compressor as JSON text."""
+    """What an array's `zarr.json` says of its values; `codec` is the compressor as JSON text."""
 
     grid: Grid
     dtype: str
-    dimension_names: tuple[str | None, ...]
     codec: str | None = None
 
 
@@ -92,26 +91,33 @@ def parse(document: Mapping[str, object], path: str = "zarr.json") -> ArrayMetad
         raise FormatError(f"{path}: dimension_names should be one per dimension, found {names!r}")
     grid = Grid(shape, chunk, whole, sharded)
     _compare(document, array_document(grid, dtype, names, codec), path)
-    return ArrayMetadata(grid, dtype, tuple(names), codec)
+    return ArrayMetadata(grid, dtype, codec)
 
 
-def parse_all(documents: Mapping[str, Mapping[str, object]]) -> dict[str, ArrayMetadata]:
-    """What many documents say, by path; raises as `parse` does.
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Arrays whose documents differ in nothing but their dimension names: one of these, parsed."""
 
-    The layers of a model repeat a few shapes: documents that differ in nothing but their dimension
-    names are parsed once.
+    document: Mapping[str, object]
+    metadata: ArrayMetadata
+    paths: list[str]
+
+
+def group_alike(documents: Mapping[str, Mapping[str, object]]) -> list[Alike]:
+    """Arrays by what their documents say, for the layers of a model repeat a few shapes.
+
+    Each kind is parsed once. Raises as `parse` does.
     """
-    known: dict[str, ArrayMetadata] = {}
-    found: dict[str, ArrayMetadata] = {}
+    found: dict[str, Alike] = {}
     for path, document in documents.items():
         # Not compared as dicts, in which 1, 1.0 and True are equal.
         form = repr({**document, "dimension_names": None})
-        names, like = document.get("dimension_names"), known.get(form)
-        if like is not None and isinstance(names, list) and len(names) == len(like.grid.shape):
-            found[path] = ArrayMetadata(like.grid, like.dtype, tuple(names), like.codec)
+        names, known = document.get("dimension_names"), found.get(form)
+        if known and isinstance(names, list) and len(names) == len(known.metadata.grid.shape):
+            known.paths.append(path)
         else:
-            found[path] = known[form] = parse(document, path)
-    return found
+            found[form] = Alike(document, parse(document, path), [path])
+    return list(found.values())
 
 
 def grid_of(document: Mapping[str, object], path: str = "zarr.json") -> Grid:

@@ -184,7 +184,7 @@ class _Load:
     @collector_paused()
     def prepare(self, answer: bytes) -> bytes:
         """Check the whole target, plan the reads; nothing of the target changes."""
-        opened = open_handed(answer, self.items)
+        opened = open_handed(answer)
         self.ref = opened.ref
         self._end("resolve")
         self.progress.phase("plan", step=self.ref.record.step)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from ucpstore import catalog, dtypes
 from ucpstore.arrays.metadata import ArrayMetadata, parse
 from ucpstore.arrays.packed import slot_bytes
-from ucpstore.catalog import Documents, StepRef
+from ucpstore.catalog import StepRef
 from ucpstore.errors import CorruptError
 from ucpstore.format.documents import Json, expect
 from ucpstore.format.record import CommitRecord
@@ -104,12 +104,9 @@ def read_contents(storage: Storage, step: int | None, options: Options) -> Conte
     Of the objects only those are read that hold large parts of the tree.
     """
     ref = catalog.find_step(storage, step)
-    documents = Documents(
-        catalog.read_step_group(storage, ref),
-        catalog.read_items(storage, ref, lambda _: True, threads=options.threads),
-    )
-    document, arrays = catalog.parse_documents(documents)
-    reader = _Reader(storage, ref, arrays)
+    document = catalog.read_step_group(storage, ref)
+    items = catalog.read_items(storage, ref, catalog.item_entries(ref), threads=options.threads)
+    reader = _Reader(storage, ref, {**document.root_arrays, **items})
     entries = tuple(
         entry
         for name, node in top_level(document.tree).items()

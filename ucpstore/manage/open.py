@@ -12,7 +12,6 @@ from ucpstore.describe import Read, View
 from ucpstore.dtypes import to_torch
 from ucpstore.errors import CorruptError
 from ucpstore.format import layout
-from ucpstore.format.step import parse_item, parse_step
 from ucpstore.geometry import Box, Piece
 from ucpstore.loading.reader import Reader
 from ucpstore.loading.requests import Requests
@@ -134,8 +133,7 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         self._storage = storage
         self._ref = ref
         self._options = options
-        raw = catalog.read_step_group(storage, ref)
-        document = parse_step(raw, f"{ref.path}/{layout.DOCUMENT}")
+        document = catalog.read_step_group(storage, ref)
         self._nodes: dict[str, Node] = top_level(document.tree)
         self._root_arrays = document.root_arrays
         self._known: dict[str, Mapping[str, Mapping[str, object]]] = {}
@@ -211,10 +209,9 @@ class Checkpoint(Mapping[str, "Item | StoredArray"]):
         if not inner:
             return self._root_arrays
         if item not in self._known:
-            entry = self._ref.record.document(f"{item}/{layout.DOCUMENT}")
-            raw = catalog.read_document(self._storage, self._ref, entry)
-            parsed = parse_item(raw, f"{self.path}/{entry.path}")
-            self._known[item] = {f"{item}/{name}": each for name, each in parsed.items()}
+            self._known[item] = catalog.read_items(
+                self._storage, self._ref, catalog.item_entries(self._ref, {item})
+            )
         return self._known[item]
 
     def _large(self, path: str) -> bytes:
