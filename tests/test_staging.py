@@ -12,7 +12,7 @@ from services.forking import held_by_a_thread, in_child
 import ucpstore
 from ucpstore.geometry import Box, Piece
 from ucpstore.options import MIB
-from ucpstore.staging import BufferPool, parts, pool_for, read_local, write_local
+from ucpstore.staging import BufferPool, LocalWriter, parts, pool_for, read_local
 
 
 def test_a_buffer_is_used_again() -> None:
@@ -140,7 +140,8 @@ def test_what_is_written_is_what_was_read(dtype: torch.dtype) -> None:
     source = torch.arange(20).reshape(4, 5).to(dtype).t()
     target = torch.zeros(5, 4, dtype=dtype)
     box = Box((1, 0), (3, 2))
-    write_local([target], [(0, box.slices(), read_local(source, box))], dtype)
+    with LocalWriter([target], dtype) as writer:
+        writer.put(0, box.slices(), read_local(source, box))
     assert torch.equal(target[1:4, 0:2], source[1:4, 0:2])
     assert target[0].count_nonzero() == 0
 
@@ -149,14 +150,16 @@ def test_values_of_another_dtype_are_converted_as_torch_does() -> None:
     source = torch.tensor([1 / 3, 1e30, -0.0])
     target = torch.zeros(3, dtype=torch.bfloat16)
     whole = Box((0,), (3,))
-    write_local([target], [(0, whole.slices(), read_local(source, whole))], torch.float32)
+    with LocalWriter([target], torch.float32) as writer:
+        writer.put(0, whole.slices(), read_local(source, whole))
     assert target.view(torch.int16).tolist() == source.to(torch.bfloat16).view(torch.int16).tolist()
 
 
 def test_0d_tensors() -> None:
     target = torch.tensor(0.0)
     scalar = Box((), ())
-    write_local([target], [(0, (...,), read_local(torch.tensor(2.5), scalar))], torch.float32)
+    with LocalWriter([target], torch.float32) as writer:
+        writer.put(0, (...,), read_local(torch.tensor(2.5), scalar))
     assert target.item() == 2.5
 
 

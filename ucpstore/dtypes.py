@@ -7,6 +7,7 @@ torch is imported only where a torch dtype is asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -83,6 +84,7 @@ _ADVICE = (
 """How names begin that torch has and Zarr has not, and what to do instead."""
 
 
+@cache
 def to_name(dtype: torch.dtype) -> str:
     """The registry name of a torch dtype.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import EllipsisType
 from typing import TYPE_CHECKING
@@ -222,35 +222,46 @@ def read_local(tensor: torch.Tensor, box: Box) -> RawArray:
     return raw_array(tensor[box.slices()].cpu())
 
 
-Values = tuple[int, tuple[EllipsisType | slice, ...], RawArray]
-"""Which of several tensors takes values, where, as an index expression, and the values."""
+class LocalWriter:
+    """Puts raw values of `dtype` into parts of local tensors, converted to each tensor's dtype.
 
-
-def write_local(
-    tensors: Sequence[torch.Tensor], values: Iterable[Values], dtype: torch.dtype
-) -> None:
-    """Put raw values of `dtype` into parts of local tensors, converted to each tensor's dtype.
-
-    `values` may be made one by one: each is copied before the next is asked for.
+    Use it as a context manager: at the end of the block autograd is told of what has changed.
     """
-    import torch
 
-    raw: dict[int, RawArray] = {}
-    try:
-        for number, where, each in values:
-            tensor = tensors[number]
-            if tensor.device.type != "cpu" or tensor.dtype != dtype:
-                source = torch.empty(each.shape, dtype=dtype, device="cpu")
-                copy_raw(raw_array(source), each)
-                # torch forbids to change elsewhere what was made in inference mode
-                with torch.inference_mode() if tensor.is_inference() else nullcontext():
-                    tensor[where].copy_(source)
-                continue
-            if number not in raw:
-                raw[number] = raw_array(tensor)
-            copy_raw(raw[number][where], each)
-    finally:
-        for number in raw:
-            if not tensors[number].is_inference():
+    def __init__(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._dtype = dtype
+        self._raw: dict[int, RawArray] = {}
+
+    def __enter__(self) -> LocalWriter:
+        return self
+
+    def put(self, number: int, where: tuple[EllipsisType | slice, ...], values: RawArray) -> None:
+        """Copy to a part of the tensor of this number, an index expression."""
+        raw = self._raw.get(number)
+        if raw is None:
+            tensor = self._tensors[number]
+            if tensor.device.type != "cpu" or tensor.dtype != self._dtype:
+                self._convert(tensor, where, values)
+                return
+            raw = self._raw[number] = raw_array(tensor)
+        copy_raw(raw[where], values)
+
+    def _convert(
+        self, tensor: torch.Tensor, where: tuple[EllipsisType | slice, ...], values: RawArray
+    ) -> None:
+        import torch
+
+        source = torch.empty(values.shape, dtype=self._dtype, device="cpu")
+        copy_raw(raw_array(source), values)
+        # torch forbids to change elsewhere what was made in inference mode
+        with torch.inference_mode() if tensor.is_inference() else nullcontext():
+            tensor[where].copy_(source)
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        for number in self._raw:
+            if not self._tensors[number].is_inference():
                 # or a backward pass over values that are gone would give wrong gradients
-                torch.autograd.graph.increment_version(tensors[number])
+                torch.autograd.graph.increment_version(self._tensors[number])

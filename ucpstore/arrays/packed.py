@@ -139,7 +139,7 @@ def decode_chunk(
     the object's `key` and the chunk's stored `number`, where length or checksum are wrong.
     """
     itemsize = dtypes.itemsize(dtype)
-    data = np.frombuffer(buffer, dtype=np.uint8)
+    data = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, dtype=np.uint8)
     size = grid.chunk_bytes(itemsize)
     if data.size != size + CHECKSUM_BYTES:
         raise CorruptError(

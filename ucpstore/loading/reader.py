@@ -13,8 +13,8 @@ from ucpstore.crew import Crew
 from ucpstore.dtypes import itemsize, to_torch
 from ucpstore.loading.requests import Part, Range, Request, joined
 from ucpstore.options import Options
-from ucpstore.staging import BufferPool, Bytes, Values, pool_for, write_local
-from ucpstore.storage import Fill, Storage
+from ucpstore.staging import BufferPool, LocalWriter, pool_for
+from ucpstore.storage import Storage
 
 
 def _slices(parts: Sequence[Part], most_bytes: int) -> list[list[Part]]:
@@ -26,26 +26,6 @@ def _slices(parts: Sequence[Part], most_bytes: int) -> list[list[Part]]:
         else:
             found.append([part])
     return found
-
-
-def _values(
-    request: Request,
-    found: Range,
-    slices: Sequence[Sequence[Part]],
-    fill: Fill,
-    key: str,
-    buffer: Bytes,
-) -> Iterator[Values]:
-    """Read and verify slice by slice, in one buffer: where in which view values go, and these."""
-    grid, dtype, codec = request.array.grid, request.read.dtype, request.array.codec
-    for parts in slices:
-        start = parts[0].start
-        fill(found.start + start, buffer[: parts[-1].stop - start].data)
-        for part in parts:
-            stored = buffer[part.start - start : part.stop - start]
-            values = decode(stored, grid, dtype, codec, key, part.number)
-            for view, inside, local in part.copies:
-                yield view, local, values[inside]
 
 
 class Reader:
@@ -117,18 +97,23 @@ class Reader:
 
     def _range(self, request: Request, found: Range, key: str) -> None:
         read, array = request.read, request.array
+        grid, dtype, codec = array.grid, read.dtype, array.codec
         slices = _slices(found.parts, self._storage.read_bytes)
-        most = max(parts[-1].stop - parts[0].start for parts in slices)
+        most = max([parts[-1].stop - parts[0].start for parts in slices])
         # A compressor needs room for one chunk beside what was read.
-        room = 0 if array.codec is None else array.grid.chunk_bytes(itemsize(read.dtype))
+        room = 0 if codec is None else grid.chunk_bytes(itemsize(dtype))
+        writer = LocalWriter([view.tensor for view in read.views], to_torch(dtype))
         buffer = self._pool.acquire(most + room)
         try:
-            with self._storage.reading(key) as fill:
-                write_local(
-                    [view.tensor for view in read.views],
-                    _values(request, found, slices, fill, key, buffer),
-                    to_torch(read.dtype),
-                )
+            with self._storage.reading(key) as fill, writer:
+                for parts in slices:
+                    start = parts[0].start
+                    fill(found.start + start, buffer[: parts[-1].stop - start].data)
+                    for part in parts:
+                        stored = buffer[part.start - start : part.stop - start]
+                        values = decode(stored, grid, dtype, codec, key, part.number)
+                        for view, inside, local in part.copies:
+                            writer.put(view, local, values[inside])
         finally:
             self._pool.release(buffer)
         self._count(found.bytes)

@@ -70,10 +70,17 @@ class Request:
 
 
 class Requests:
-    """Plans the reads of one load. Arrays of one shape that are cut alike are planned once."""
+    """Plans the reads of one load. Arrays of one shape that are cut alike are planned once.
+
+    Most of these have the very same pieces and metadata, which are found by identity: to compute
+    the hash of all pieces costs more than all else.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[ObjectRequest, ...]] = {}
+        self._same: dict[
+            tuple[int, ...], tuple[Read, ArrayMetadata, tuple[ObjectRequest, ...]]
+        ] = {}
 
     def of(self, read: Read, array: ArrayMetadata) -> list[Request]:
         """What to read for one target: no chunk that it does not touch, none twice.
@@ -81,13 +88,21 @@ class Requests:
         Raises UnsupportedError, naming the array, for a compressor that is not there.
         """
         check_codec(array, read.path)
+        same = (id(array), *[id(view.pieces) for view in read.views])
+        found = self._same.get(same)
+        if found is None:
+            # with the objects, so that others do not come to have their identities
+            found = self._same[same] = (read, array, self._planned(read, array))
+        return [Request(read, array, each) for each in found[2]]
+
+    def _planned(self, read: Read, array: ArrayMetadata) -> tuple[ObjectRequest, ...]:
         size, packed = itemsize(read.dtype), array.codec is None
         views = tuple(view.pieces for view in read.views)
         key = (views, array.grid, size, packed)
         planned = self._known.get(key)
         if planned is None:
             planned = self._known[key] = tuple(_plan(views, array.grid, size, packed))
-        return [Request(read, array, each) for each in planned]
+        return planned
 
 
 def _plan(

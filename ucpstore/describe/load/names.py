@@ -20,6 +20,8 @@ def compare_names(
     differences: Differences,
 ) -> None:
     """Add the names of one side only to `differences`, of the dicts at a place."""
+    if target.keys() == saved.keys():
+        return
     missing = [key for key in target if key not in saved]
     # A second name of an array that is loaded leaves nothing out.
     loaded = {array_path(saved[key]) for key in target if key in saved} - {None}

@@ -86,6 +86,8 @@ def _span(memory: torch.Tensor | Array) -> tuple[int, int]:
     start = _start(memory)
     if not start or 0 in memory.shape:
         return 0, 0
+    if isinstance(memory, torch.Tensor) and memory.is_contiguous():
+        return start, start + memory.nbytes
     reach = [(n - 1) * step for n, step in zip(memory.shape, _strides(memory), strict=True)]
     end = start + memory.itemsize + sum(each for each in reach if each > 0)
     return start + sum(each for each in reach if each < 0), end

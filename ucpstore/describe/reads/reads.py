@@ -204,8 +204,7 @@ class Reads:
                 f"{place.shown}: stored with shape {info.shape}, the target has shape "
                 f"{held.shape}{here}"
             )
-        alike = dtypes.kind(info.dtype) == dtypes.kind(held.dtype)
-        if not (derived and alike):
+        if not (derived and dtypes.kind(info.dtype) == dtypes.kind(held.dtype)):
             self.checked_dtype(info.dtype, held.local.dtype, place)
 
     def _fill(self, held: Held, path: str, *also: View) -> None:

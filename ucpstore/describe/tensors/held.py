@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -46,6 +47,7 @@ class Held:
     mean: bool = False
 
 
+@lru_cache(maxsize=256)
 def whole(shape: Index) -> tuple[Piece, ...]:
     """The single piece of a tensor that is held entirely; none for a tensor without elements."""
     box = Box.whole(shape)

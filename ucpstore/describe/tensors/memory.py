@@ -46,13 +46,10 @@ def _view_of(tensor: torch.Tensor) -> Memory:
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether one memory cell may stand for several elements, as in an expanded tensor."""
-    reach = 0
-    dims = sorted(
-        (stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)
-    )
-    if tensor.numel() <= 1:
+    if tensor.is_contiguous() or tensor.numel() <= 1:
         return False
-    for stride, extent in dims:
+    reach = 0
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent == 1:
             continue
         if stride <= reach:

@@ -21,13 +21,15 @@ def plain(tensor: torch.Tensor, where: str) -> torch.Tensor:
     tensor = tensor.detach()
     if type(tensor) is not torch.Tensor:
         tensor = tensor.as_subclass(torch.Tensor)
-    return tensor.resolve_conj().resolve_neg()
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.resolve_conj().resolve_neg()
+    return tensor
 
 
 def check_kind(tensor: torch.Tensor, where: str) -> None:
     """Raise UnsupportedError for a tensor that is not plain memory; asks for no shape."""
     kind = type(tensor)
-    if isinstance(tensor, _LAZY):
+    if issubclass(kind, _LAZY):  # isinstance would ask torch's metaclass
         raise UnsupportedError(
             f"{where}: the parameter of a lazy module has no shape yet; run one forward pass first"
         )
