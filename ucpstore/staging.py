@@ -218,7 +218,8 @@ def read_local(tensor: torch.Tensor, box: Box) -> RawArray:
     Waits for the device where the tensor lies on one.
     """
     if tensor.device.type == "cpu":
-        return part(raw_array(tensor), box)
+        raw = raw_array(tensor)
+        return raw if raw.shape == box.shape else part(raw, box)
     return raw_array(tensor[box.slices()].cpu())
 
 

@@ -17,6 +17,7 @@ import ucpstore.arrays.zdtypes  # noqa: F401  # registers bfloat16 and float8 wi
 from ucpstore import dtypes
 from ucpstore.arrays.metadata import (
     ArrayMetadata,
+    DocumentEncoder,
     array_document,
     dtype_of,
     grid_of,
@@ -99,6 +100,23 @@ def test_parse_is_the_inverse(grid: Grid, name: str) -> None:
     assert parse(document) == ArrayMetadata(grid, name)
     assert grid_of(document) == grid
     assert dtype_of(document) == name
+
+
+@given(st.lists(st.tuples(_grids(), st.sampled_from(dtypes.NAMES)), max_size=4))
+def test_many_are_encoded_like_each_alone(arrays: list[tuple[Grid, str]]) -> None:
+    encoder = DocumentEncoder()
+    for number, (grid, dtype) in enumerate(2 * arrays):
+        for codec in (None, '{"name":"zstd","configuration":{"level":3}}'):
+            names = [f"{number}\u00e9:{dim}" for dim in range(len(grid.shape))]
+            alone = to_bytes(array_document(grid, dtype, names, codec))
+            assert encoder.encode(grid, dtype, names, codec) == alone
+
+
+def test_the_encoder_wants_a_name_for_each_dimension() -> None:
+    encoder = DocumentEncoder()
+    encoder.encode(PLAIN, "int8", ["a", "b"])
+    with pytest.raises(ValueError, match="as many dimension names"):
+        encoder.encode(PLAIN, "int8", ["a"])
 
 
 def test_many_are_parsed_like_each_alone() -> None:

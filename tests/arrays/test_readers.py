@@ -130,9 +130,9 @@ def test_xarray_opens_a_group_bit_for_bit(tmp_path: Path) -> None:
         grid = Grid((5, 7), (2, 3), (4, 6), True)
         written[name] = _values(grid.shape, name)
         _write(tmp_path / name, grid, name, written[name])
-        metadata[name] = array_document(grid, name, (f"{name}:0", f"{name}:1"))
+        metadata[name] = to_bytes(array_document(grid, name, (f"{name}:0", f"{name}:1")))
     _write(tmp_path / "scalar", GRIDS[0], "float32", np.array(0x7FC00001, "<u4"))
-    metadata["scalar"] = array_document(GRIDS[0], "float32", ())
+    metadata["scalar"] = to_bytes(array_document(GRIDS[0], "float32", ()))
     (tmp_path / "zarr.json").write_bytes(group(consolidated=metadata))
     with xarray.open_zarr(tmp_path, consolidated=True, chunks=None) as dataset:
         assert dataset["scalar"].values.tobytes() == b"\x01\x00\xc0\x7f"

@@ -240,7 +240,7 @@ def test_the_wrong_folder(made: Path, tmp_path: Path, command: str) -> None:
         done = run(command, place)
         assert done.exit_code == 3
         one_line(done, f"{place} lies inside a store; give the folder above")
-    (tmp_path / "zarr.json").write_bytes(group({"title": "weather"}))
+    (tmp_path / "zarr.json").write_bytes(group(b'{"title":"weather"}'))
     done = run(command, tmp_path)
     assert done.exit_code == 3
     one_line(done, f"{tmp_path} is a Zarr node, but not a checkpoint store")
@@ -426,7 +426,7 @@ def test_interrupted_while_it_reads(made: Path) -> None:
         "def slow(*_):\n"
         "    os.write(1, b'reading\\n')\n"
         "    time.sleep(1)\n"
-        "local._fill = slow\n"
+        "local._Reading.fill = slow\n"
         "from ucpstore.cli import main\n"
         "main()\n"
     )

@@ -29,12 +29,13 @@ ARRAY = {
     "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
     "attributes": {},
 }
+RAW = canonical(ARRAY)
 PATHS = ["w", "a/x", "a.b/x", "a-b", "a/y", "exp_avg/layers.0", "exp_avg/layers.1", "a/d/z", "B"]
 
 
 def test_step_documents_come_back():
     tree = {"dict": [["step", 1], ["w", {"array": "w"}]]}
-    raw = build_step(tree, {"w": ARRAY})
+    raw = build_step(tree, {"w": RAW})
     assert parse_step(raw, "k") == StepDocument(tree, {"w": ARRAY})
     assert json.loads(raw)["attributes"]["ucpstore"]["tree"] == tree
 
@@ -47,29 +48,29 @@ def test_a_tombstone_is_no_step():
 
 
 def test_item_documents_come_back_sorted_with_their_groups():
-    raw = build_item(dict.fromkeys(PATHS, ARRAY))
+    raw = build_item(dict.fromkeys(PATHS, RAW))
     assert parse_item(raw, "k") == dict.fromkeys(PATHS, ARRAY)
     listed = list(json.loads(raw)["consolidated_metadata"]["metadata"])
     assert listed == sorted([*PATHS, "a", "a.b", "a/d", "exp_avg"])
-    assert build_item(dict.fromkeys(reversed(PATHS), ARRAY)) == raw
+    assert build_item(dict.fromkeys(reversed(PATHS), RAW)) == raw
     assert groups_of(PATHS) == ("a", "a.b", "a/d", "exp_avg")
 
 
 def test_zarr_sees_every_array_of_an_item(tmp_path):
-    (tmp_path / "zarr.json").write_bytes(build_item(dict.fromkeys(PATHS, ARRAY)))
+    (tmp_path / "zarr.json").write_bytes(build_item(dict.fromkeys(PATHS, RAW)))
     group = zarr.open_consolidated(zarr.storage.LocalStore(tmp_path))
     found = [path for path, node in group.members(max_depth=None) if isinstance(node, zarr.Array)]
     assert sorted(found) == sorted(PATHS)
 
 
 def test_zarr_sees_the_same_without_consolidated_metadata(tmp_path):
-    (tmp_path / "zarr.json").write_bytes(build_item(dict.fromkeys(PATHS, ARRAY)))
+    (tmp_path / "zarr.json").write_bytes(build_item(dict.fromkeys(PATHS, RAW)))
     for path in groups_of(PATHS):
         (tmp_path / path).mkdir()
         (tmp_path / path / "zarr.json").write_bytes(PLAIN)
     for path in PATHS:
         (tmp_path / path).mkdir()
-        (tmp_path / path / "zarr.json").write_bytes(canonical(ARRAY))
+        (tmp_path / path / "zarr.json").write_bytes(RAW)
     group = zarr.open_group(tmp_path, mode="r", use_consolidated=False)
     found = [path for path, node in group.members(max_depth=None) if isinstance(node, zarr.Array)]
     assert sorted(found) == sorted(PATHS)
@@ -78,12 +79,12 @@ def test_zarr_sees_the_same_without_consolidated_metadata(tmp_path):
 def test_too_many_arrays_are_refused_with_advice(monkeypatch):
     monkeypatch.setattr(step, "MAX_ITEM_BYTES", 1000)
     with pytest.raises(UnsupportedError, match=r"9 arrays need .* stack tensors"):
-        build_item(dict.fromkeys(PATHS, ARRAY))
+        build_item(dict.fromkeys(PATHS, RAW))
 
 
 def test_an_array_above_others_is_refused():
     with pytest.raises(CorruptError, match="array a would lie above"):
-        build_item({"a": ARRAY, "a/b": ARRAY})
+        build_item({"a": RAW, "a/b": RAW})
 
 
 def test_an_item_of_something_else_is_refused():

@@ -74,7 +74,7 @@ def test_a_folder_without_a_document_inside_a_store(store: Path) -> None:
     refused(place, INSIDE)
 
 
-@pytest.mark.parametrize("raw", [group({"title": "weather"}), ARRAY], ids=["group", "array"])
+@pytest.mark.parametrize("raw", [group(b'{"title":"weather"}'), ARRAY], ids=["group", "array"])
 def test_another_zarr_node(tmp_path: Path, raw: bytes) -> None:
     place = tmp_path / "other.zarr"
     place.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,13 @@ from ucpstore.geometry.box import Box, Index
 from ucpstore.geometry.grid import Grid
 
 Bytes = npt.NDArray[np.uint8]
+
+
+@lru_cache(maxsize=256)
+def _chunks_of(grid: Grid, index: Index) -> tuple[Index, tuple[Box, ...], tuple[int, ...]]:
+    """How many chunks an object stores along each dimension, their boxes, and elements of each."""
+    boxes = grid.chunks(index)
+    return grid.stored_chunks(index), boxes, tuple([box.size for box in boxes])
 
 
 class Chunks:
@@ -31,9 +39,8 @@ class Chunks:
         itemsize = dtypes.itemsize(dtype)
         raw, chunk_bytes = raw_dtype(itemsize), grid.chunk_bytes(itemsize)
         self._grid = grid
-        self._stored = grid.stored_chunks(index)
-        self._boxes = grid.chunks(index)
-        self._missing = [box.size for box in self._boxes]
+        self._stored, self._boxes, sizes = _chunks_of(grid, index)
+        self._missing = list(sizes)
         self._views = [
             buffer[at : at + chunk_bytes].view(raw).reshape(grid.chunk)
             for at in range(start, start + len(self._boxes) * stride, stride)
@@ -58,9 +65,10 @@ class Chunks:
             common = chunk.intersect(box)
             if common is None:
                 continue
+            whole = common.shape == box.shape
             copy_raw(
                 part(self._views[number], common.relative_to(chunk.offset)),
-                part(values, common.relative_to(box.offset)),
+                values if whole else part(values, common.relative_to(box.offset)),
             )
             left -= common.size
             self._missing[number] -= common.size

@@ -58,6 +58,28 @@ def to_bytes(document: Mapping[str, object]) -> bytes:
     return canonical(document)
 
 
+class DocumentEncoder:
+    """The stored bytes of the documents of many arrays; what arrays have alike is encoded once."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[Grid, str, str | None], bytes] = {}
+
+    def encode(
+        self,
+        grid: Grid,
+        dtype: str,
+        dimension_names: Sequence[str | None],
+        codec: str | None = None,
+    ) -> bytes:
+        """The bytes of one document: those of `to_bytes` of `array_document`."""
+        head = self._heads.get((grid, dtype, codec))
+        if head is None or len(dimension_names) != len(grid.shape):
+            whole = to_bytes(array_document(grid, dtype, dimension_names, codec))
+            names = canonical(list(dimension_names))  # the last entry
+            head = self._heads[grid, dtype, codec] = whole.removesuffix(names + b"}")
+        return head + canonical(list(dimension_names)) + b"}"
+
+
 def parse(document: Mapping[str, object], path: str = "zarr.json") -> ArrayMetadata:
     """What a document says; the exact inverse of `array_document`.
 
@@ -79,7 +101,7 @@ def parse(document: Mapping[str, object], path: str = "zarr.json") -> ArrayMetad
     if sharded and isinstance(codecs, list):
         inner = _configuration(codecs[0], _SHARDING, path, "codecs")
         chunk = _extents(inner.get("chunk_shape"), 1, path, "codecs")
-    codec = codec_of(document)
+    codec = _codec_of(document)
     if not len(shape) == len(whole) == len(chunk) or any(
         n % c for n, c in zip(whole, chunk, strict=True)
     ):
@@ -130,7 +152,7 @@ def dtype_of(document: Mapping[str, object], path: str = "zarr.json") -> str:
     return parse(document, path).dtype
 
 
-def codec_of(document: Mapping[str, object]) -> str | None:
+def _codec_of(document: Mapping[str, object]) -> str | None:
     """The compressor of an array as JSON text: what stands between `bytes` and `crc32c`."""
     codecs = document.get("codecs")
     if _codec_names(codecs)[:1] == [_SHARDING] and isinstance(codecs, list):

@@ -70,28 +70,32 @@ def hex8(value: int) -> str:
     return f"{value:08x}"
 
 
-def group(
-    attributes: Mapping[str, object] | None = None,
-    consolidated: Mapping[str, object] | None = None,
-) -> bytes:
-    """The `zarr.json` of a group; `consolidated` maps paths below it to their metadata.
+def members(values: Mapping[str, bytes]) -> bytes:
+    """The canonical bytes of an object from those of its values."""
+    return b"{" + b",".join([canonical(key) + b":" + raw for key, raw in values.items()]) + b"}"
 
-    The order of `consolidated` is kept: callers sort it by path.
+
+def group(attributes: bytes = b"{}", consolidated: Mapping[str, bytes] | None = None) -> bytes:
+    """The `zarr.json` of a group with attributes in canonical form.
+
+    `consolidated` maps paths below it to the bytes of their documents. Its order is kept: callers
+    sort it by path.
     """
-    document: dict[str, object] = {"zarr_format": 3, "node_type": "group"}
+    parts = {"zarr_format": b"3", "node_type": b'"group"'}
     if consolidated is not None:
-        document["consolidated_metadata"] = {
-            "kind": "inline",
-            "must_understand": False,
-            "metadata": dict(consolidated),
-        }
-    document["attributes"] = dict(attributes or {})
-    return canonical(document)
+        parts["consolidated_metadata"] = members(
+            {
+                "kind": b'"inline"',
+                "must_understand": b"false",
+                "metadata": members(consolidated),
+            }
+        )
+    return members({**parts, "attributes": attributes})
 
 
 def marked(kind: str, **attributes: object) -> bytes:
     """The `zarr.json` of a group with `attributes.ucpstore` of this kind."""
-    return group({"ucpstore": {"kind": kind, **attributes}})
+    return group(canonical({"ucpstore": {"kind": kind, **attributes}}))
 
 
 def seal(kind: str, attributes: Mapping[str, object]) -> bytes:

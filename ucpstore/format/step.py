@@ -8,17 +8,19 @@ from typing import Final
 
 from ucpstore.errors import CorruptError, FormatError, UnsupportedError
 from ucpstore.format.documents import (
+    PLAIN,
     TOMBSTONE,
     Json,
     attributes_of,
+    canonical,
     expect,
     group,
-    marked,
+    members,
     parse,
 )
 
-ArrayDocuments = Mapping[str, Mapping[str, object]]
-"""Paths of arrays and the contents of their `zarr.json`."""
+ArrayDocuments = Mapping[str, bytes]
+"""Paths of arrays and their `zarr.json`, in canonical form."""
 
 MAX_ITEM_BYTES: Final = 128 * 1024 * 1024
 """Largest document of an item, about 250,000 arrays."""
@@ -38,7 +40,12 @@ class StepDocument:
 
 def build_step(tree: Json, root_arrays: ArrayDocuments) -> bytes:
     """The `zarr.json` of a step group."""
-    return marked("step", tree=tree, root_arrays=_sorted(root_arrays))
+    mine = {
+        "kind": b'"step"',
+        "tree": canonical(tree),
+        "root_arrays": members(_sorted(root_arrays)),
+    }
+    return group(members({"ucpstore": members(mine)}))
 
 
 def parse_step(raw: bytes, key: str) -> StepDocument:
@@ -60,14 +67,13 @@ def build_item(arrays: ArrayDocuments) -> bytes:
     Paths are relative to the item. Raises UnsupportedError where the document would be larger than
     `MAX_ITEM_BYTES`; the caller puts the item's name in front.
     """
-    nodes: dict[str, Mapping[str, object]] = dict(arrays)
-    plain: Mapping[str, object] = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    nodes = dict(arrays)
     for path in groups_of(arrays):
         if path in nodes:
             raise CorruptError(f"array {path} would lie above other arrays of its item")
-        nodes[path] = plain
+        nodes[path] = PLAIN
     # zarr-python up to 3.1.6 drops children of a group that do not follow each other here.
-    raw = group({"ucpstore": {"kind": "item"}}, _sorted(nodes))
+    raw = group(canonical({"ucpstore": {"kind": "item"}}), _sorted(nodes))
     if len(raw) > MAX_ITEM_BYTES:
         raise UnsupportedError(
             f"{len(arrays)} arrays need {len(raw)} bytes of metadata, but an item can have at most "
@@ -102,7 +108,7 @@ def groups_of(arrays: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(folders))
 
 
-def _sorted(documents: ArrayDocuments) -> dict[str, Mapping[str, object]]:
+def _sorted(documents: ArrayDocuments) -> dict[str, bytes]:
     return {path: documents[path] for path in sorted(documents)}
 
 

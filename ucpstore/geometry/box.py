@@ -27,7 +27,7 @@ class Box:
     @property
     def stop(self) -> Index:
         """Exclusive end along each dimension."""
-        return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
+        return tuple([o + n for o, n in zip(self.offset, self.shape, strict=True)])
 
     @property
     def size(self) -> int:
@@ -56,15 +56,15 @@ class Box:
 
     def relative_to(self, origin: Index) -> Box:
         """The same region in coordinates whose zero is `origin`."""
-        return Box(tuple(o - p for o, p in zip(self.offset, origin, strict=True)), self.shape)
+        return Box(tuple([o - p for o, p in zip(self.offset, origin, strict=True)]), self.shape)
 
     def shifted(self, by: Index) -> Box:
         """The same shape, moved by `by` elements."""
-        return Box(tuple(o + p for o, p in zip(self.offset, by, strict=True)), self.shape)
+        return Box(tuple([o + p for o, p in zip(self.offset, by, strict=True)]), self.shape)
 
     def slices(self) -> tuple[slice, ...]:
         """The box as an index expression for numpy and torch."""
-        return tuple(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True))
+        return tuple([slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ class Piece:
         common = self.box.intersect(region)
         if common is None:
             return None
+        if common.shape == self.box.shape:
+            return self
         local = common.relative_to(self.box.offset).shifted(self.local.offset)
         return Piece(common, local)
 

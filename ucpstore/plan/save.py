@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -96,6 +96,7 @@ class SavePlan:
     _metadata: Index
     _shared: tuple[SharedObject, ...]
     _rounds: Index
+    _latest: dict[int, RankPlan] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def objects(self) -> int:
@@ -148,12 +149,17 @@ class SavePlan:
         return tuple(written.tolist())
 
     def rank(self, rank: int) -> RankPlan:
-        """The part of one rank."""
-        return RankPlan(
-            tuple(self._own_writes(rank)),
-            tuple(self._rank_rounds(rank)),
-            tuple(n for n, writer in enumerate(self._metadata) if writer == rank),
-        )
+        """The part of one rank. The latest one is kept: a process asks for its own at each save."""
+        part = self._latest.get(rank)
+        if part is None:
+            part = RankPlan(
+                tuple(self._own_writes(rank)),
+                tuple(self._rank_rounds(rank)),
+                tuple(n for n, writer in enumerate(self._metadata) if writer == rank),
+            )
+            self._latest.clear()
+            self._latest[rank] = part
+        return part
 
     def _own_writes(self, rank: int) -> Iterable[ObjectWrite]:
         for number, (overlay, owners) in enumerate(zip(self._overlays, self._owners, strict=True)):

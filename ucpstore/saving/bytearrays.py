@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ucpstore.arrays.metadata import array_document
+from ucpstore.arrays.metadata import array_document, to_bytes
 from ucpstore.arrays.packed import ObjectEncoder
 from ucpstore.arrays.raw import RawArray
 from ucpstore.geometry import Block, Blocks, Box, Grid, Index, Layout
@@ -24,10 +24,10 @@ def bytes_grid(size: int, options: Options) -> Grid:
     return choose_grid(whole, 1, options)
 
 
-def bytes_document(path: str, grid: Grid) -> dict[str, object]:
-    """The metadata of an array of bytes."""
+def bytes_document(path: str, grid: Grid) -> bytes:
+    """The document of an array of bytes."""
     names = tuple(f"{path}:{n}" for n in range(len(grid.shape)))
-    return dict(array_document(grid, BYTES, names))
+    return to_bytes(array_document(grid, BYTES, names))
 
 
 def write_bytes(

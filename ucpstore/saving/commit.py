@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 
 import ucpstore
 from ucpstore import catalog
-from ucpstore.arrays.metadata import codec_of, to_bytes
 from ucpstore.errors import OutcomeUnknownError, StepExistsError, StorageError, UnsupportedError
 from ucpstore.format import layout
 from ucpstore.format.documents import PLAIN, canonical
@@ -65,9 +64,11 @@ class Commit:
         mark: WorkMark,
         generation: int,
         older: Sequence[int],
-        documents: Mapping[str, Mapping[str, object]],
+        documents: Mapping[str, bytes],
         tree: Node,
         options: Options,
+        *,
+        compressed: bool,
     ) -> None:
         self.storage = storage
         self.mark = mark
@@ -79,6 +80,7 @@ class Commit:
         for path, data in self._leaves.items():
             self._documents[path] = bytes_document(path, bytes_grid(len(data), options))
         self._options = options
+        self._compressed = compressed
         self._record_sent = False
 
     @staticmethod
@@ -87,12 +89,15 @@ class Commit:
         step: int,
         *,
         overwrite: bool,
-        documents: Mapping[str, Mapping[str, object]],
+        documents: Mapping[str, bytes],
         tree: Node,
         options: Options,
+        compressed: bool,
     ) -> Commit:
         """Refuse what the store or the step forbids, then write the mark.
 
+        `documents` are those of all arrays by path, but for those of large leaves of the tree;
+        `compressed` says whether any of them has a compressor.
         Raises StepExistsError where the step is committed and `overwrite` is False.
         """
         older = catalog.generations(storage).get(step, [])
@@ -103,7 +108,9 @@ class Commit:
             )
         mark = new_mark(step)
         generation = older[-1] + 1 if older else 1
-        commit = Commit(storage, mark, generation, older, documents, tree, options)
+        commit = Commit(
+            storage, mark, generation, older, documents, tree, options, compressed=compressed
+        )
         commit._check_paths()
         catalog.create_store(storage)
         try:
@@ -116,11 +123,14 @@ class Commit:
         return commit
 
     def _check_paths(self) -> None:
+        unlike_case = find_clash(self._documents, ignore_case=True)
+        if unlike_case is None:
+            return  # then they do not clash where case counts either
         clash = find_clash(self._documents)
-        if clash is None and find_clash(self._documents, ignore_case=True) is not None:
+        if clash is None:
             self.storage.check_writable()
             if self.storage.case_insensitive:
-                clash = find_clash(self._documents, ignore_case=True)
+                clash = unlike_case
         if clash is not None:
             raise UnsupportedError(
                 f"{clash[0]} and {clash[1]} cannot both be stored in {self.storage.url}: one path "
@@ -137,7 +147,7 @@ class Commit:
         for path, data in self._leaves.items():
             grid = bytes_grid(len(data), self._options)
             total += write_bytes(self.storage, self.path, path, data, grid, self._options)
-            self._put(path, to_bytes(self._documents[path]))
+            self._put(path, self._documents[path])
         entries = self._write_groups()
         record = CommitRecord(
             step=self.mark.step,
@@ -149,21 +159,15 @@ class Commit:
             arrays=len(self._documents),
             bytes=array_bytes,
             documents=tuple(entries),
-            arrays_crc32c=arrays_crc32c(
-                (path, to_bytes(document)) for path, document in self._documents.items()
-            ),
+            arrays_crc32c=arrays_crc32c(self._documents.items()),
             metadata=metadata,
-            features=self._features(),
+            features=(*FEATURES, CODECS) if self._compressed else FEATURES,
         )
         self.storage.sync(f"{self.path}/")
         self._put_record(record)
         self._refuse_superseded()
         self._tidy()
         return Outcome(self.generation, len(self._documents), total.objects, total.bytes)
-
-    def _features(self) -> tuple[str, ...]:
-        compressed = any(codec_of(document) for document in self._documents.values())
-        return (*FEATURES, CODECS) if compressed else FEATURES
 
     def _put(self, path: str, document: bytes) -> None:
         self.storage.put(f"{self.path}/{path}/{layout.DOCUMENT}", document)
@@ -173,7 +177,7 @@ class Commit:
         for path in groups_of(self._documents):
             if "/" in path:
                 self._put(path, PLAIN)
-        items: dict[str, dict[str, Mapping[str, object]]] = {}
+        items: dict[str, dict[str, bytes]] = {}
         root_arrays = {}
         for path, document in self._documents.items():
             item, _, inner = path.partition("/")

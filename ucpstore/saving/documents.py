@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ucpstore.arrays.compressors import MAX_CHUNK_BYTES, check_length, settle
-from ucpstore.arrays.metadata import array_document, to_bytes
+from ucpstore.arrays.metadata import DocumentEncoder
 from ucpstore.crew import Crew
 from ucpstore.describe import LocalArray, LocalState
 from ucpstore.dtypes import itemsize
@@ -42,8 +42,8 @@ def _settled(array: LocalArray) -> LocalArray:
     return replace(array, spec=replace(spec, codec=codec))
 
 
-def plan_documents(plan: SavePlan) -> dict[str, Mapping[str, object]]:
-    """The metadata of all planned arrays, by path.
+def plan_documents(plan: SavePlan) -> dict[str, bytes]:
+    """The documents of all planned arrays, by path.
 
     Raises UnsupportedError for an array whose chunks are larger than compressors take, or of a
     length that its compressor does not.
@@ -61,8 +61,9 @@ def plan_documents(plan: SavePlan) -> dict[str, Mapping[str, object]]:
             check_length(array.codec, itemsize(array.dtype), size)
         except UnsupportedError as error:
             raise UnsupportedError(f"{array.path}: {error}") from error
+    encode = DocumentEncoder().encode
     return {
-        array.path: array_document(grid, array.dtype, array.dimension_names, array.codec)
+        array.path: encode(grid, array.dtype, array.dimension_names, array.codec)
         for array, grid in plan.arrays
     }
 
@@ -71,12 +72,11 @@ def write_array_documents(
     storage: Storage, prefix: str, plan: SavePlan, numbers: Sequence[int], options: Options
 ) -> None:
     """Write the own documents of the planned arrays at these positions."""
-
+    encode = DocumentEncoder().encode
     with Crew(options.threads, "ucpstore-write") as crew:
         for number in numbers:
             array, grid = plan.arrays[number]
-            document = array_document(grid, array.dtype, array.dimension_names, array.codec)
-            raw = to_bytes(document)
+            raw = encode(grid, array.dtype, array.dimension_names, array.codec)
             key = f"{prefix}/{array.path}/{layout.DOCUMENT}"
             crew.submit(storage.put, key, raw, size=len(raw))
         crew.wait()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ucpstore.arrays.metadata import to_bytes
 from ucpstore.describe import PerRankDocument
 from ucpstore.format.layout import DOCUMENT
 from ucpstore.format.per_rank import alone_path, layout_of, packed_path, to_row
@@ -23,11 +22,9 @@ def _packed_grid(count: int, row_bytes: int) -> Grid:
     return Grid((count, row_bytes), (1, row_bytes), (1, row_bytes), False)
 
 
-def rows_documents(
-    rows: Iterable[PerRankRows], options: Options
-) -> dict[str, Mapping[str, object]]:
-    """The metadata of the arrays of all per-rank values, by path."""
-    documents: dict[str, Mapping[str, object]] = {}
+def rows_documents(rows: Iterable[PerRankRows], options: Options) -> dict[str, bytes]:
+    """The documents of the arrays of all per-rank values, by path."""
+    documents: dict[str, bytes] = {}
     for each in rows:
         layout = layout_of(each.lengths)
         if layout.row_bytes:
@@ -89,4 +86,4 @@ def write_rows(
 
 
 def _put_document(storage: Storage, prefix: str, path: str, grid: Grid) -> None:
-    storage.put(f"{prefix}/{path}/{DOCUMENT}", to_bytes(bytes_document(path, grid)))
+    storage.put(f"{prefix}/{path}/{DOCUMENT}", bytes_document(path, grid))

@@ -248,6 +248,7 @@ class _Save:
             documents={**plan_documents(plan), **rows_documents(rows, self.options)},
             tree=tree,
             options=self.options,
+            compressed=any(array.codec is not None for array, _ in plan.arrays),
         )
         return _Structure(self.commit.mark, rows, arrays).to_bytes()
 

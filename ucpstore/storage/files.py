@@ -108,13 +108,33 @@ def sync_files(paths: Collection[str]) -> None:
 
     They are opened again: the system tells an error of writing that nobody was told yet then too.
     """
-    if len(paths) > 1:
-        with ThreadPoolExecutor(min(_SYNC_THREADS, len(paths)), "ucpstore-sync") as pool:
-            for _ in pool.map(_sync_file, paths):
-                pass
+    _by_threads(_sync_file, paths)
+
+
+def sync_folders(folders: Collection[str]) -> None:
+    """fsync all that are still there; the names in them are durable then."""
+
+    def sync(folder: str) -> None:
+        with suppress(FileNotFoundError):  # pruned by another process
+            sync_folder(folder)
+
+    _by_threads(sync, folders)
+
+
+def _by_threads(action: Callable[[str], None], paths: Collection[str]) -> None:
+    left = iter(paths)  # shared by all threads; a task for each path would cost more than its sync
+
+    def work() -> None:
+        for path in left:
+            action(path)
+
+    count = min(_SYNC_THREADS, len(paths))
+    if count > 1:
+        with ThreadPoolExecutor(count, "ucpstore-sync") as pool:
+            for done in [pool.submit(work) for _ in range(count)]:
+                done.result()
     else:
-        for path in paths:
-            _sync_file(path)
+        work()
 
 
 def _sync_file(path: str) -> None:

@@ -45,6 +45,7 @@ from ucpstore.storage.files import (
     start_writing,
     sync_files,
     sync_folder,
+    sync_folders,
     write_all,
 )
 
@@ -205,13 +206,11 @@ class LocalStorage:
         # Forgotten before they are synced: a file that another thread writes from here on is
         # entered again, after its contents were written.
         self._unsynced.difference_update(chosen)
-        parents = {os.path.dirname(each) for each in chosen}
+        parents = {each.rpartition("/")[0] for each in chosen}
         folders = {each for folder in parents for each in self._chain(folder)}
         try:
             sync_files(chosen)
-            for folder in sorted(folders, key=len, reverse=True):
-                with suppress(FileNotFoundError):  # pruned by another process
-                    sync_folder(folder)
+            sync_folders(folders)
         except OSError as error:
             self._unsynced.update(chosen)
             refuse("sync", below, error)
@@ -272,7 +271,7 @@ class LocalStorage:
 
         Without `sync` its contents are only on their way to the disk until `sync` is called.
         """
-        folder = os.path.dirname(path)
+        folder = path.rpartition("/")[0]
         for last in range(_FOLDER_TRIES - 1, -1, -1):
             try:
                 if folder not in self._made:
@@ -332,12 +331,12 @@ class _Reading:
 
     def __enter__(self) -> Fill:
         self._descriptor = self._file.__enter__()
-        return self._fill
+        return self.fill
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._file.__exit__(kind, error, trace)
 
-    def _fill(self, start: int, out: memoryview) -> None:
+    def fill(self, start: int, out: memoryview) -> None:
         view, done = byte_view(out), 0
         while done < len(view):
             count = os.preadv(self._descriptor, [view[done:]], start + done)
