@@ -135,20 +135,20 @@ class _SaveWalk:
         tag = _MAPPING_TAGS.get(type(value))
         if tag is not None:
             assert isinstance(value, dict)
-            return {
-                tag: [
-                    [
-                        encode(key, f"{place.shown} (a key)"),
-                        self.value(item, place.child(key, value), owner),
-                    ]
-                    for key, item in value.items()
-                ]
-            }
+            return {tag: self._pairs(value, place, owner)}
         if type(value) in (list, tuple):
             assert isinstance(value, (list, tuple))
             items = [self.value(item, place.child(at, ()), owner) for at, item in enumerate(value)]
             return items if isinstance(value, list) else {"tuple": items}
         return encode(value, place.shown)
+
+    def _pairs(self, values: dict[object, object], place: Place, owner: Owner | None) -> list[Node]:
+        pairs: list[Node] = []
+        for key, item in values.items():
+            inside = place.child(key, values)  # first, for it says which key cannot be stored
+            node = encode(key, f"{inside.shown} (a key)")
+            pairs.append([node, self.value(item, inside, owner)])
+        return pairs
 
     def _per_rank(self, value: object, place: Place) -> PerRank[object] | None:
         own = as_per_rank(value)
