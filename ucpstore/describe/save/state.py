@@ -96,7 +96,7 @@ def describe(
 
 @dataclass(slots=True, eq=False)
 class _SaveWalk:
-    """One walk over a state; see `Walk`."""
+    """One walk over a state, which is the `Walk` of `walk.py`."""
 
     ranks: Ranks
     patterns: tuple[str, ...]
@@ -105,7 +105,7 @@ class _SaveWalk:
     documents: list[PerRankDocument] = field(default_factory=list)
 
     def value(self, value: object, place: Place, owner: Owner | None = None) -> Node:
-        """The node of any value; see `Walk`."""
+        """The node of any value; tensors of the owner's shape have its dimension names."""
         if is_plain(value) and not self.patterns:
             return encode(value, place.shown)
         own = self._per_rank(value, place)
