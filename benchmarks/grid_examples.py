@@ -37,10 +37,10 @@ element size, and how it is split over the ranks.
 - An array of at most 1 MiB is one plain chunk.
 - A chunk is about {chunk} MiB and near-square, so that another split along any large dimension
   reads little that it does not need. Stacked experts and layers are cut one by one.
-- Where the ranks' parts begin at regular distances, objects follow these lines (*cuts kept*):
-  every object then lies on one rank, which writes it without asking anybody. A cut is dropped
-  where it would leave no suitable chunk (the distance is prime, say) or objects of less than
-  {least} MiB.
+- Where the ranks' parts begin at regular distances, objects follow these lines (*lines kept*):
+  every object then lies on one rank, which writes it without asking anybody. The lines along
+  a dimension are dropped where they would leave no suitable chunk (their distance is prime, say)
+  or objects of less than {least} MiB.
 - Ranges of flattened parameters, as ZeRO and distributed optimizers have them, end at arbitrary
   elements. There objects follow the tensor-parallel blocks and their fused sections, and each is
   one run of its block in row-major order: a range shares at most two objects for each section, one
@@ -57,7 +57,7 @@ that they need. FSDP n and TP n say that n ranks split dimension 0 unless stated
 FSDP x TP the lines of both fall on one mesh. *Flat on n* says that n ranks hold ranges of the
 flattened array, or of each block of TP; *among others* that the row that is cut has more arrays.
 
-| array | saved by | cuts kept | chunk | object | objects | stored | exchanged | loaded by | read |
+| array | saved by | lines kept | chunk | object | objects | stored | exchanged | loaded by | read |
 |---|---|---|---|---|---|---|---|---|---|
 """
 

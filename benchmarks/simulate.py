@@ -42,12 +42,12 @@ vocabulary, norms not at all. *Other* is that arrangement, *same* the one that s
 
 ## What follows
 
-**Least, 1 MiB.** 256 KiB would keep more cuts, so that ranks write more of their own bytes without
-sending them: at 1024 ranks 5 % would be exchanged instead of 93 %. But that makes 20 times as many
-objects, a thousand per rank instead of fifty, and each is a request and, on disk, a file and a
-sync. A load under another arrangement would fetch 38 times as many ranges and three times the
-bytes, because the pieces of a thousand ranks are thin stripes. The exchange moves every byte
-once, over the network that training uses.
+**Least, 1 MiB.** 256 KiB would keep more of the lines between ranks, so that these write more of
+their own bytes without sending them: at 1024 ranks 5 % would be exchanged instead of 93 %. But that
+makes 20 times as many objects, a thousand per rank instead of fifty, and each is a request and, on
+disk, a file and a sync. A load under another arrangement would fetch 38 times as many ranges and
+three times the bytes, because the pieces of a thousand ranks are thin stripes. The exchange moves
+every byte once, over the network that training uses.
 
 **Target, 16 MiB.** 64 MiB makes a third of the objects at 1024 ranks and no difference at 64. It
 spreads the writing less evenly and raises what one shared object needs (its buffer and what is
@@ -58,7 +58,7 @@ ranks, for 8 % more ranges, and next to no gain at 1024 ranks, for 59 % more. Th
 as many checksums and index entries. 1 MiB keeps requests large; where loads are limited by bytes
 rather than by requests, a smaller `chunk_bytes` is the option to try first.
 
-**What the sizes cannot give.** Where a cut is dropped, several ranks need parts of the same chunk.
+**What the sizes cannot give.** Where lines are dropped, several ranks need parts of the same chunk.
 If each reads it for itself, a load under the saving arrangement reads five times what it needs at
 64 ranks and 47 times at 1024, where a rank holds 8 rows of an 8192 x 8192 matrix whose chunks have
 512. Smaller chunks only halve this. Reading each chunk once for all ranks and passing its parts on

@@ -148,6 +148,11 @@ UNSUPPORTED: Mapping[str, tuple[Callable[[], object], str, str]] = {
     ),
     "meta": (lambda: torch.ones(3, device="meta"), "meta device", "materialise it first"),
     "key": (lambda: {object(): 1}, "a dict key of type builtins.object", "a string or a number"),
+    "key of a tensor": (
+        lambda: {object(): torch.ones(2)},
+        "a dict key of type builtins.object",
+        "a string or a number",
+    ),
 }
 
 

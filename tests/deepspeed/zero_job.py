@@ -134,15 +134,16 @@ def engine_of(
             model=net, optimizer=None if evaluates else optimizer, config=config, mpu=mpu
         )
         if kind.fused:
-            engine.optimizer = _fused(engine, deep, flat)
+            engine.optimizer = _fused(deep, flat)
     return engine
 
 
-def _fused(engine: Any, *groups: list[nn.Parameter]) -> Any:
+def _fused(*groups: list[nn.Parameter]) -> Any:
+    """One that does not know its engine, which DeepSpeed allows."""
     from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 
     adam = torch.optim.AdamW([{"params": group} for group in groups], lr=0.01)
-    return FP16_Optimizer(adam, deepspeed=engine, low_precision_dtype=torch.bfloat16)
+    return FP16_Optimizer(adam, low_precision_dtype=torch.bfloat16)
 
 
 def train(engine: Any, steps: int, seed: int = 1) -> None:

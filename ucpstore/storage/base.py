@@ -31,6 +31,10 @@ ROUND_TRIP_BYTES = 8 * MIB
 """What is read at a time from a server; twice as much was no faster."""
 
 
+PROBE = ".tmp-writable"
+"""How the names begin of objects by which it is tried what a place can do; none is listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One listed object: its key, its size in bytes and when it was written, in Unix seconds."""

@@ -74,7 +74,7 @@ def _unlock() -> None:
 os.register_at_fork(after_in_child=_unlock)
 
 
-class Calls:
+class FsspecCalls:
     """The way to the file system of a place."""
 
     def __init__(self, place: Place) -> None:
@@ -82,6 +82,7 @@ class Calls:
         self.here: Here | None = None
 
     def where(self, key: str) -> str:
+        """The URL of a key, for messages; of `""`, that of the place."""
         return f"{self._place.url}/{key}" if key else self._place.url
 
     def run(self, action: str, key: str, call: Callable[[Here], T]) -> T:
@@ -137,9 +138,11 @@ class Calls:
         return self.run("read", key, look)
 
     def present(self, key: str) -> FileExistsError:
+        """The error that an object is there which must not be."""
         return FileExistsError(f"{self.where(key)} exists already")
 
     def refusal(self, action: str, key: str, error: Exception) -> StorageError:
+        """What is raised where the place refuses a call: what to do, and no value of any option."""
         number = error.errno if isinstance(error, OSError) else None
         if isinstance(error, FileNotFoundError):
             reason = "its bucket or folder does not exist: create it first, or correct the URL"
@@ -152,6 +155,7 @@ class Calls:
         return refusal
 
     def open(self) -> Here:
+        """This process's file system, connected on first use."""
         here = self.here
         if here is None or here.pid != os.getpid():
             with _connecting:
@@ -164,6 +168,7 @@ class Calls:
         return here
 
     def close(self) -> None:
+        """Let go of the file system; the next call connects again."""
         here, self.here = self.here, None
         client = getattr(here.fs, "client", None) if here else None
         if client is not None and self._place.protocol in ("sftp", "ssh"):

@@ -11,16 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 
-from ucpstore.storage.base import Entry, check_prefix
-from ucpstore.storage.fsspec_calls import Calls, Here, is_folder
-from ucpstore.storage.fsspec_writing import PROBE
+from ucpstore.storage.base import PROBE, Entry, check_prefix
+from ucpstore.storage.fsspec_calls import FsspecCalls, Here, is_folder
 
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "modified", "modify", "created")
 
 _Info = Mapping[str, object]
 
 
-def objects(calls: Calls, prefix: str, *, flat: bool) -> Iterator[Entry]:
+def objects(calls: FsspecCalls, prefix: str, *, flat: bool) -> Iterator[Entry]:
     """As `Storage.list`; `flat` says that one call lists the whole tree."""
     path = check_prefix(prefix).rstrip("/")
     walk = _find if flat else _walk
@@ -31,7 +30,7 @@ def objects(calls: Calls, prefix: str, *, flat: bool) -> Iterator[Entry]:
             yield Entry(key, int(info["size"] or 0), _modified(info))  # type: ignore[call-overload]
 
 
-def folders(calls: Calls, prefix: str) -> tuple[str, ...]:
+def folders(calls: FsspecCalls, prefix: str) -> tuple[str, ...]:
     """As `Storage.folders`."""
     path = check_prefix(prefix).rstrip("/")
     here = _connected(calls, prefix)
@@ -41,11 +40,11 @@ def folders(calls: Calls, prefix: str) -> tuple[str, ...]:
     return tuple(sorted(each for each in inside if each))
 
 
-def _connected(calls: Calls, prefix: str) -> Here:
+def _connected(calls: FsspecCalls, prefix: str) -> Here:
     return calls.run("reach", prefix, lambda here: here)
 
 
-def _find(calls: Calls, prefix: str, path: str) -> Iterable[_Info]:
+def _find(calls: FsspecCalls, prefix: str, path: str) -> Iterable[_Info]:
     def find(here: Here) -> Iterable[_Info]:
         here.fs.invalidate_cache()
         found: Mapping[str, _Info] = here.fs.find(path, detail=True)
@@ -57,7 +56,7 @@ def _find(calls: Calls, prefix: str, path: str) -> Iterable[_Info]:
         return ()
 
 
-def _walk(calls: Calls, prefix: str, path: str) -> Iterator[_Info]:
+def _walk(calls: FsspecCalls, prefix: str, path: str) -> Iterator[_Info]:
     """fsspec's own walk leaves out the folders that it cannot read."""
     left = [path]
     while left:
@@ -68,7 +67,7 @@ def _walk(calls: Calls, prefix: str, path: str) -> Iterator[_Info]:
                 yield each
 
 
-def _children(calls: Calls, prefix: str, path: str) -> Iterable[_Info]:
+def _children(calls: FsspecCalls, prefix: str, path: str) -> Iterable[_Info]:
     def ls(here: Here) -> Iterable[_Info]:
         here.fs.invalidate_cache()
         found = here.fs.ls(path, detail=True)

@@ -23,7 +23,7 @@ from ucpstore.storage.base import (
     check_key,
     check_prefix,
 )
-from ucpstore.storage.fsspec_calls import ABSENT, Calls, Here, is_folder
+from ucpstore.storage.fsspec_calls import ABSENT, FsspecCalls, Here, is_folder
 from ucpstore.storage.fsspec_places import Place, open_place
 from ucpstore.storage.fsspec_writing import Writer
 
@@ -33,7 +33,7 @@ class FsspecStorage:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._calls = Calls(place)
+        self._calls = FsspecCalls(place)
         self._writer = Writer(place, self._calls)
         self._checked = False
 

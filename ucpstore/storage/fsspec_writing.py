@@ -16,14 +16,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ucpstore.errors import StorageError
-from ucpstore.storage.fsspec_calls import ABSENT, Calls, Here
+from ucpstore.storage.base import PROBE
+from ucpstore.storage.fsspec_calls import ABSENT, FsspecCalls, Here
 from ucpstore.storage.fsspec_places import Place
 
 if TYPE_CHECKING:
     import fsspec  # type: ignore[import-untyped]  # it has no types
-
-PROBE = ".tmp-writable"
-"""How the names begin of objects by which it is tried what a place can do."""
 
 _TRIES = 8
 _THREADS = 8
@@ -45,7 +43,7 @@ os.register_at_fork(after_in_child=_unlock)
 class Writer:
     """The writes to one place, and what of them it can do, found by trying. Keys are checked."""
 
-    def __init__(self, place: Place, calls: Calls) -> None:
+    def __init__(self, place: Place, calls: FsspecCalls) -> None:
         self._place = place
         self._calls = calls
         self._exclusive: bool | None = None

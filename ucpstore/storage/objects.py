@@ -16,6 +16,7 @@ from functools import partial
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError, StateError, StorageError
 from ucpstore.storage.base import (
+    PROBE,
     ROUND_TRIP_BYTES,
     Buffer,
     Entry,
@@ -24,7 +25,7 @@ from ucpstore.storage.base import (
     check_key,
     check_prefix,
 )
-from ucpstore.storage.s3_calls import Calls
+from ucpstore.storage.s3_calls import S3Calls
 from ucpstore.storage.s3_errors import Failure
 from ucpstore.storage.s3_options import S3Options
 from ucpstore.storage.s3_requests import Listed
@@ -33,8 +34,6 @@ MAX_PUT_BYTES = 5 * 1024**3
 _FIRST_BYTES = 1024 * 1024
 _LIST_PAGE = 1000
 _CONFLICT_TRIES = 3
-# Probed by check_writable. A fixed name, so that credentials that may not delete leave one at most.
-_PROBE = ".tmp-writable"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 
 _Page = tuple[Sequence[Listed], object | None]
@@ -46,7 +45,7 @@ class S3Storage:
     def __init__(self, bucket: str, prefix: str = "", options: S3Options | None = None) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._calls = Calls(bucket, self.url, options or S3Options())
+        self._calls = S3Calls(bucket, self.url, options or S3Options())
         self._checked = False
         self._conditional = True
 
@@ -136,7 +135,7 @@ class S3Storage:
             found, after = self._page(path, prefix, after)
             for each in found:
                 # A folder marker that some other tool made is listed under the prefix's own name.
-                if each.path.startswith(path) and each.path not in (path, self._prefix + _PROBE):
+                if each.path.startswith(path) and each.path not in (path, self._prefix + PROBE):
                     yield Entry(each.path[len(self._prefix) :], each.size, each.modified)
             if after is None:
                 return
@@ -181,9 +180,10 @@ class S3Storage:
             return
         self.folders("")
         probe = byte_view(b"ucpstore\n")
-        if self._create(_PROBE, probe) is None:
-            self._conditional = self._create(_PROBE, probe) is not None
-            self.delete([_PROBE])
+        # A fixed name, so that credentials that may not delete leave one object at most.
+        if self._create(PROBE, probe) is None:
+            self._conditional = self._create(PROBE, probe) is not None
+            self.delete([PROBE])
         self._checked = True
         if not self._conditional:
             warnings.warn(

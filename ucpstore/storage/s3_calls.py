@@ -31,7 +31,7 @@ from ucpstore.storage.s3_requests import Requests
 T = TypeVar("T")
 
 
-class Calls:
+class S3Calls:
     """The way to a bucket; `url` is that of the storage, for messages."""
 
     def __init__(self, bucket: str, url: str, options: S3Options) -> None:
@@ -42,6 +42,7 @@ class Calls:
         self._answered = False
 
     def where(self, key: str) -> str:
+        """The URL of a key, for messages; of `""`, that of the storage."""
         return f"{self._url}/{key}" if key else self._url
 
     def send(

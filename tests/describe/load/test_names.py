@@ -63,3 +63,18 @@ def test_a_load_that_is_not_strict_warns_where_nothing_matches():
     load(found, checkpoint, strict=False)
     assert found["model"]["a.w"].tolist() == [1.0, 1.0]
     load({"epoch": 0}, checkpoint, strict=False)
+
+
+def test_a_key_that_no_checkpoint_can_have_does_not_hinder_a_load_that_leaves_its_dict_out():
+    checkpoint = save({"m": {"w": torch.ones(2)}})
+    average = torch.zeros(2)
+    target = {
+        "m": {"w": torch.zeros(2), "ema": {object(): average}},
+        "ema": {object(): average},
+    }
+    done = load(target, checkpoint, strict=False)
+    assert done.missing == ("m.ema", "ema")
+    assert target["m"]["w"].tolist() == [1.0, 1.0]
+    assert average.tolist() == [0.0, 0.0]
+    with pytest.raises(MismatchError, match=r"not in the checkpoint: m\.ema, ema\n"):
+        load(target, checkpoint)

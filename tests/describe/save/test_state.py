@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter, OrderedDict
 
 import ml_dtypes
@@ -171,6 +172,41 @@ def test_what_has_no_stored_form_is_refused_with_its_name(make, text):
     with pytest.raises(UnsupportedError, match=r"^m\.x[.:]") as caught:
         save({"m": {"x": make()}})
     assert text in str(caught.value)
+
+
+class _Kind(enum.Enum):
+    SLOW = 1
+
+
+class _Text(str):
+    pass
+
+
+_NET = nn.Linear(2, 3)
+_KEYS = {
+    # what it is: the key, how the message shows it, and what it says of it
+    "module": (_NET, str(_NET), "a dict key of type torch.nn.modules.linear.Linear"),
+    "parameter": (
+        _NET.bias,
+        "Parameter containing:",
+        "a dict key of type torch.nn.parameter.Parameter",
+    ),
+    "enum": (_Kind.SLOW, "_Kind.SLOW", f"a dict key of type {__name__}._Kind"),
+    "class": (int, "<class 'int'>", "a dict key of type builtins.type"),
+    "tuple": ((1, _Kind.SLOW), "(1, <_Kind.SLOW: 1>)", f"a dict key of type {__name__}._Kind"),
+    "subclass": (_Text("name"), "name (a key)", "would come back as a str"),
+}
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), 1, [torch.ones(2)]], ids=["tensor", "1", "list"])
+@pytest.mark.parametrize(("key", "shown", "text"), _KEYS.values(), ids=_KEYS)
+def test_a_key_without_a_stored_form_is_refused_with_its_name(key, shown, text, value):
+    for state, place in (({"ema": {key: value}}, "ema."), ({key: value}, "")):
+        with pytest.raises(UnsupportedError) as caught:
+            save({"model": _NET, **state})
+        message = str(caught.value)
+        assert message.startswith(place + shown)
+        assert text in message
 
 
 def test_parameters_and_simple_subclasses_are_their_values():

@@ -76,7 +76,7 @@ def _optimizer(engine: Any, of: str, where: str) -> object:
             f"parameters on NVMe, or another than {', '.join(ROWS)}; train in bf16 or fp32 with "
             "all in memory, or save with engine.save_checkpoint"
         )
-    groups = tuple(tuple(group) for group in rows(outer, names, of))
+    groups = tuple(tuple(group) for group in rows(engine, names, of))
     return RowOptimizer(outer.optimizer, groups, _relink(outer))
 
 

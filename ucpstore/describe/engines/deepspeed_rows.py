@@ -20,27 +20,31 @@ from ucpstore.flat import Flat
 Rows = Iterator[list[Row | Copy]]
 
 
-def _copies(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+def _copies(engine: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+    outer = engine.optimizer
     for masters, weights in zip(outer.fp32_groups, outer.fp16_groups, strict=True):
         yield [Copy(*pair) for pair in zip(masters, weights, strict=True)]
 
 
-def _fused(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
-    replicas = tuple(dist.get_process_group_ranks(outer.deepspeed.seq_data_parallel_group))
+def _fused(engine: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+    outer = engine.optimizer
+    replicas = tuple(dist.get_process_group_ranks(engine.seq_data_parallel_group))
     for row, weights in zip(outer.fp32_groups_flat, outer.fp16_groups, strict=True):
         shapes = {names[each]: each.shape for each in weights}
         yield [Row(row, Flat(row.detach(), shapes, of=of), group=replicas, parts=1)]
 
 
-def _bf16(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+def _bf16(engine: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+    outer = engine.optimizer
     for at, row in enumerate(outer.fp32_groups_flat_partition):
         weights = outer.bf16_groups[at]
         offsets = _starts(each.numel() for each in weights)
         yield [_cut(row, weights, offsets, outer.real_dp_process_group[at], names, of)]
 
 
-def _zero(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+def _zero(engine: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
     """Stages 1 and 2: one row for each group, aligned at its end, cut in equal parts."""
+    outer = engine.optimizer
     for at, row in enumerate(outer.single_partition_of_fp32_groups):
         weights, offsets = outer.round_robin_bit16_groups[at], outer.round_robin_bit16_offsets[at]
         yield [_cut(row, weights, offsets, outer.real_dp_process_group[at], names, of)]
@@ -60,8 +64,9 @@ def _cut(
     return Row(row, Flat(row.detach(), shapes, offsets=starts, of=of), group=members)
 
 
-def _zero3(outer: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
+def _zero3(engine: Any, names: Mapping[nn.Parameter, str], of: str) -> Rows:
     """Each parameter is padded and cut by itself; the parts of a sub-group follow each other."""
+    outer = engine.optimizer
     groups: list[list[Row | Copy]] = [[] for _ in outer.optimizer.param_groups]
     for at, row in enumerate(outer.fp32_partitioned_groups_flat):
         weights = outer.fp16_groups[at]
@@ -88,7 +93,7 @@ ROWS: dict[str, Callable[[Any, Mapping[nn.Parameter, str], str], Rows]] = {
     "DeepSpeedZeroOptimizer": _zero,
     "DeepSpeedZeroOptimizer_Stage3": _zero3,
 }
-"""By the name of the optimizer's class: what it holds, group by group."""
+"""By the name of the optimizer's class: what that of an engine holds, group by group."""
 
 
 def _starts(sizes: Iterator[int]) -> list[int]:

@@ -19,7 +19,8 @@ class Row:
     """A parameter of an optimizer in which, from element `at` on, the tensor of `flat` lies.
 
     `group` are the global ranks over which the row is cut in `parts`, in order, one for each where
-    None; without a group the flat tells it. `aliased` as in `Owned`.
+    None; without a group the flat tells it. `aliased` says that the module's parameter of that name
+    is a part of the row's memory, as in `owned.py`.
     """
 
     parameter: torch.Tensor

@@ -11,7 +11,7 @@ from ucpstore.describe.kinds import array_path
 from ucpstore.describe.modules.entries import Entry, entries
 from ucpstore.describe.modules.keys import keys_of
 from ucpstore.describe.place import Place
-from ucpstore.describe.save.walk import Walk
+from ucpstore.describe.save.protocol import Walk
 from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.tree.encode import encode
 from ucpstore.tree.nodes import Node

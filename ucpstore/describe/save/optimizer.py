@@ -14,7 +14,7 @@ from ucpstore.describe.kinds import told
 from ucpstore.describe.optimizers.keys import FROZEN, IDENTITY, MASTER, is_copy
 from ucpstore.describe.optimizers.owned import Holding, Owned
 from ucpstore.describe.place import Owner, Place
-from ucpstore.describe.save.walk import Walk
+from ucpstore.describe.save.protocol import Walk
 from ucpstore.describe.tensors.stacks import hold_stack
 from ucpstore.errors import StateError, UnsupportedError
 from ucpstore.tree.nodes import Node, same
