@@ -6,14 +6,6 @@ from ucpstore.cli import text
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (6_508_513, "6.2 MiB"), (3 << 40, "3.0 TiB")],
-)
-def test_size(count: int, shown: str) -> None:
-    assert text.size(count) == shown
-
-
-@pytest.mark.parametrize(
     ("seconds", "shown"),
     [(None, "-"), (-3.0, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7200.0, "2 h"), (2e5, "2 d")],
 )

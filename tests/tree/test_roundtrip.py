@@ -5,6 +5,7 @@ import datetime
 import json
 import math
 import struct
+import warnings
 from collections import Counter, OrderedDict, deque
 
 import ml_dtypes
@@ -243,11 +244,24 @@ def test_what_cannot_be_written_is_refused_by_path(value, found):
 
 @pytest.mark.parametrize(
     "value",
-    [torch.zeros(2, dtype=torch.uint4), torch.eye(2).to_sparse(), np.array([None])],
-    ids=["uint4", "sparse", "objects"],
+    [
+        torch.zeros(2, dtype=torch.uint4),
+        torch.eye(2).to_sparse(),
+        torch.empty(2, device="meta"),
+        np.array([None]),
+    ],
+    ids=["uint4", "sparse", "meta", "objects"],
 )
 def test_tensors_inside_of_values_are_refused_too(value):
     with pytest.raises(UnsupportedError, match=r"^rng\.t: "):
+        encode_value({"t": value}, "rng")
+
+
+def test_nested_tensors_are_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        value = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])
+    with pytest.raises(UnsupportedError, match=r"^rng\.t: a Tensor of layout nested"):
         encode_value({"t": value}, "rng")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ucpstore.cli import text
+from ucpstore.units import rate, size
 
 if TYPE_CHECKING:
     from ucpstore.progress import ProgressCallback, ProgressEvent
@@ -35,8 +35,8 @@ class Lines:
             return "its documents"
         if not event.total_bytes:
             return f"{event.done_objects} of {event.total_objects} looked at"
-        speed = text.size(round(event.done_bytes / max(event.seconds, 1e-3)))
-        return f"{text.size(event.done_bytes)} of {text.size(event.total_bytes)}, {speed}/s"
+        speed = rate(event.done_bytes, event.seconds)
+        return f"{size(event.done_bytes)} of {size(event.total_bytes)}, {speed}"
 
 
 @contextmanager

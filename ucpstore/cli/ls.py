@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ucpstore.cli import text
+from ucpstore.units import size
 
 if TYPE_CHECKING:
     from ucpstore.format.record import CommitRecord
@@ -23,7 +24,7 @@ def page(found: Listing) -> Iterator[str]:
                 text.moment(each.created),
                 str(each.world_size),
                 str(each.arrays),
-                text.size(each.bytes),
+                size(each.bytes),
                 str(each.generation),
                 text.json_short(each.metadata),
             )

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from ucpstore.cli import text, values
 from ucpstore.cli.ls import record_fields
 from ucpstore.manage.contents import ArrayEntry, Contents, Entry, ValueEntry
+from ucpstore.units import size
 
 
 def page(found: Contents, entries: Sequence[Entry]) -> Iterator[str]:
@@ -19,7 +20,7 @@ def page(found: Contents, entries: Sequence[Entry]) -> Iterator[str]:
         f"{text.moment(record.created)} UTC by {text.counted(record.world_size, 'rank')} "
         f"({text.printable(record.writer)})"
     )
-    yield f"{text.counted(record.arrays, 'array')}, {text.size(record.bytes)}, in {found.url}"
+    yield f"{text.counted(record.arrays, 'array')}, {size(record.bytes)}, in {found.url}"
     metadata = text.json_short(record.metadata, 200)
     if metadata:
         yield f"metadata {metadata}"
@@ -60,7 +61,7 @@ def _row(name: str, entry: Entry) -> tuple[str, ...]:
     chunks = f"chunks {text.shape(entry.chunk)}" if entry.shape else ""
     if entry.codec is not None:
         chunks = ", ".join(filter(None, (chunks, text.printable(json.loads(entry.codec)["name"]))))
-    return (name, entry.dtype, text.shape(entry.shape), chunks, text.size(entry.bytes), tied)
+    return (name, entry.dtype, text.shape(entry.shape), chunks, size(entry.bytes), tied)
 
 
 def _array(entry: ArrayEntry) -> dict[str, object]:

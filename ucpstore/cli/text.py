@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ucpstore.format.documents import Json, canonical
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-
-
-def size(count: int) -> str:
-    """A number of bytes: `512 B`, `6.2 MiB`."""
-    value, unit = float(count), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{count} B"
 
 
 def age(seconds: float | None) -> str:

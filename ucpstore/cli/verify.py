@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from ucpstore.cli import text
 from ucpstore.manage.verify import VerifyReport
+from ucpstore.units import size
 
 MOST_PROBLEMS = 100
 """Problems that are printed; `--json` has all."""
@@ -29,9 +30,9 @@ def page(found: VerifyReport, seconds: float) -> Iterator[str]:
         )
     )
     if found.data:
-        depth = f"{text.size(found.bytes_read)} read in {seconds:.2f} s"
+        depth = f"{size(found.bytes_read)} read in {seconds:.2f} s"
     else:
-        depth = f"{text.size(found.bytes)} by presence and size; --data reads them"
+        depth = f"{size(found.bytes)} by presence and size; --data reads them"
     verdict = text.counted(len(found.problems), "problem") if found.problems else "no problem"
     yield f"{verdict} in {looked_at} ({depth})"
 

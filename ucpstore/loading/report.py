@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ucpstore.units import rate, size
+
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
@@ -37,7 +39,7 @@ class LoadReport:
         phases = ", ".join(f"{name} {value:.3f}" for name, value in self.seconds.items())
         others = ""
         if self.total_bytes_read != self.bytes_read:
-            others = f" here and {self.total_bytes_read / 2**20:.1f} MiB by all ranks"
+            others = f" here and {size(self.total_bytes_read)} by all ranks"
         lists = "".join(
             f", {len(names)} {word}"
             for word, names in (
@@ -49,7 +51,7 @@ class LoadReport:
         )
         return (
             f"loaded step {self.step} from {self.url}: {', '.join(self.items) or 'nothing'}, "
-            f"{self.arrays} arrays, {self.bytes_needed / 2**20:.1f} MiB needed, "
-            f"{self.bytes_read / 2**20:.1f} MiB read{others} in {total:.2f} s, "
-            f"{self.total_bytes_read / 2**20 / max(total, 1e-9):.1f} MiB/s ({phases}){lists}"
+            f"{self.arrays} arrays, {size(self.bytes_needed)} needed, "
+            f"{size(self.bytes_read)} read{others} in {total:.2f} s, "
+            f"{rate(self.total_bytes_read, total)} ({phases}){lists}"
         )

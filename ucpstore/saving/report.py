@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ucpstore.units import rate, size
+
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
@@ -32,8 +34,8 @@ class SaveReport:
         phases = ", ".join(f"{name} {value:.3f}" for name, value in self.seconds.items())
         return (
             f"saved step {self.step} to {self.url}: {self.arrays} arrays, "
-            f"{self.total_objects} objects, {self.total_bytes / 2**20:.1f} MiB in {total:.2f} s, "
-            f"{self.total_bytes / 2**20 / max(total, 1e-9):.1f} MiB/s ({phases})"
+            f"{self.total_objects} objects, {size(self.total_bytes)} in {total:.2f} s, "
+            f"{rate(self.total_bytes, total)} ({phases})"
         )
 
 

@@ -219,11 +219,15 @@ def _torch(torch: ModuleType, value: object, path: str, *, arrays: bool) -> Node
 
 
 def _tensor(torch: ModuleType, tensor: torch.Tensor, path: str) -> Node:
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if not plain or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
         raise UnsupportedError(
-            f"{path}: a {type(tensor).__name__} of layout {tensor.layout} cannot be stored inside "
-            "of a value; save a plain dense tensor, such as tensor.detach()"
+            f"{path}: a {type(tensor).__name__} of layout {layout} cannot be stored inside of a "
+            "value; save a plain dense tensor, such as tensor.detach()"
         )
+    if tensor.is_meta:
+        raise UnsupportedError(f"{path}: a tensor on the meta device has no values to store")
     try:
         dtype = dtypes.to_name(tensor.dtype)
     except UnsupportedError as error:
