@@ -43,8 +43,9 @@ class Options:
     budget_bytes: int = 256 * MIB
     """Most extra host memory per rank while saving or loading. `UCPSTORE_BUDGET_BYTES`."""
 
-    threads: int = 8
-    """Concurrent requests per rank. `UCPSTORE_THREADS`."""
+    threads: int | None = None
+    """Concurrent requests per rank; None: 8 to local files, 16 to an object store, whose requests
+    take longer. `UCPSTORE_THREADS`."""
 
     arrive_timeout_s: float = 60.0
     """How long ranks wait for each other at the start of a call. `UCPSTORE_ARRIVE_TIMEOUT_S`."""
@@ -75,7 +76,9 @@ class Options:
     def __post_init__(self) -> None:
         object.__setattr__(self, "codecs", _codec_pairs(self.codecs))
         for field in _numbers(type(self)):
-            _check(f"option {field.name}", getattr(self, field.name), whole=_whole(field))
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                _check(f"option {field.name}", value, whole=_whole(field))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
@@ -153,7 +156,7 @@ def _numbers(cls: type[Options]) -> Iterable[Field[object]]:
 
 
 def _whole(field: Field[object]) -> bool:
-    return field.type in ("int", int)
+    return field.type in ("int", "int | None")
 
 
 def _check(name: str, value: object, *, whole: bool) -> None:

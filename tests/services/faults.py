@@ -119,6 +119,10 @@ class FaultyStorage:
         return self.inner.read_bytes
 
     @property
+    def requests(self) -> int:
+        return self.inner.requests
+
+    @property
     def case_insensitive(self) -> bool:
         return self.inner.case_insensitive
 

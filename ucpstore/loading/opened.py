@@ -51,7 +51,7 @@ def read_step(
     )
     arrays = {
         **step.root_arrays,
-        **catalog.read_items(storage, ref, entries, threads=options.threads),
+        **catalog.read_items(storage, ref, entries, threads=options.threads or storage.requests),
     }
     tree = step.tree
     if any(FOLDER in path for path in arrays):

@@ -45,7 +45,7 @@ class Reader:
         self._storage = storage
         self._ref = ref
         self._done = done
-        self._threads = options.threads
+        self._threads = options.threads or storage.requests
         self._pool: BufferPool = pool_for(options.budget_bytes)
         self._lock = threading.Lock()
         self._stop = False

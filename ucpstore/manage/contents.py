@@ -105,7 +105,9 @@ def read_contents(storage: Storage, step: int | None, options: Options) -> Conte
     """
     ref = catalog.find_step(storage, step)
     document = catalog.read_step_group(storage, ref)
-    items = catalog.read_items(storage, ref, catalog.item_entries(ref), threads=options.threads)
+    items = catalog.read_items(
+        storage, ref, catalog.item_entries(ref), threads=options.threads or storage.requests
+    )
     reader = _Reader(storage, ref, {**document.root_arrays, **items})
     entries = tuple(
         entry

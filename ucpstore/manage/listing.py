@@ -74,7 +74,7 @@ def list_store(storage: Storage, options: Options) -> Listing:
     folders = storage.folders(layout.STEPS_PREFIX)
     found = catalog.generations(storage)
     newest = {step: numbers[-1] for step, numbers in found.items()}
-    read = _read_records(storage, newest, options.threads)
+    read = _read_records(storage, newest, options.threads or storage.requests)
     records = tuple(each for each in read if isinstance(each, CommitRecord))
     unreadable = tuple(each for each in read if isinstance(each, Unreadable))
     committed = {record.save_id for record in records}

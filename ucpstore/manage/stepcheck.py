@@ -38,7 +38,7 @@ class StepCheck:
         self._ref = ref
         self._findings = findings
         self._pool = pool_for(options.budget_bytes)
-        self._threads = options.threads
+        self._threads = options.threads or storage.requests
         self._stop = False
         self._arrays: dict[str, dict[str, Json]] = {}
         self._items: set[str] = set()

@@ -73,7 +73,7 @@ def write_array_documents(
 ) -> None:
     """Write the own documents of the planned arrays at these positions."""
     encode = DocumentEncoder().encode
-    with Crew(options.threads, "ucpstore-write") as crew:
+    with Crew(options.threads or storage.requests, "ucpstore-write") as crew:
         for number in numbers:
             array, grid = plan.arrays[number]
             raw = encode(grid, array.dtype, array.dimension_names, array.codec)

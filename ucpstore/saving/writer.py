@@ -96,7 +96,7 @@ class _Writer:
         self._local = local
         self._rank = rank
         self._done = done
-        self._threads = options.threads
+        self._threads = options.threads or storage.requests
         self._pool: BufferPool = pool_for(options.budget_bytes)
         self._lock = threading.Lock()
         self._failed: BaseException | None = None

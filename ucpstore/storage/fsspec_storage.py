@@ -16,6 +16,7 @@ from ucpstore.errors import CorruptError
 from ucpstore.storage import fsspec_listing
 from ucpstore.storage.base import (
     ROUND_TRIP_BYTES,
+    ROUND_TRIP_REQUESTS,
     Buffer,
     Entry,
     Fill,
@@ -56,6 +57,10 @@ class FsspecStorage:
     @property
     def read_bytes(self) -> int:
         return ROUND_TRIP_BYTES
+
+    @property
+    def requests(self) -> int:
+        return ROUND_TRIP_REQUESTS
 
     @property
     def case_insensitive(self) -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 from ucpstore.errors import CorruptError, OutcomeUnknownError
 from ucpstore.storage.base import (
     CACHED_BYTES,
+    CACHED_REQUESTS,
     Buffer,
     Entry,
     Fill,
@@ -77,6 +78,10 @@ class LocalStorage:
     @property
     def read_bytes(self) -> int:
         return CACHED_BYTES
+
+    @property
+    def requests(self) -> int:
+        return CACHED_REQUESTS
 
     @property
     def case_insensitive(self) -> bool:

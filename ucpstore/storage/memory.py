@@ -11,6 +11,7 @@ from functools import partial
 from ucpstore.errors import CorruptError
 from ucpstore.storage.base import (
     CACHED_BYTES,
+    CACHED_REQUESTS,
     Buffer,
     Entry,
     Fill,
@@ -39,6 +40,10 @@ class MemoryStorage:
     @property
     def read_bytes(self) -> int:
         return CACHED_BYTES
+
+    @property
+    def requests(self) -> int:
+        return CACHED_REQUESTS
 
     @property
     def case_insensitive(self) -> bool:

@@ -18,6 +18,7 @@ from ucpstore.errors import CorruptError, OutcomeUnknownError, StateError, Stora
 from ucpstore.storage.base import (
     PROBE,
     ROUND_TRIP_BYTES,
+    ROUND_TRIP_REQUESTS,
     Buffer,
     Entry,
     Fill,
@@ -73,6 +74,10 @@ class S3Storage:
     @property
     def read_bytes(self) -> int:
         return ROUND_TRIP_BYTES
+
+    @property
+    def requests(self) -> int:
+        return ROUND_TRIP_REQUESTS
 
     @property
     def case_insensitive(self) -> bool:
