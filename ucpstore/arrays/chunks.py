@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -17,11 +18,16 @@ from ucpstore.geometry.grid import Grid
 Bytes = npt.NDArray[np.uint8]
 
 
-@lru_cache(maxsize=256)
-def _chunks_of(grid: Grid, index: Index) -> tuple[Index, tuple[Box, ...], tuple[int, ...]]:
+def _find_chunks(grid: Grid, index: Index) -> tuple[Index, tuple[Box, ...], tuple[int, ...]]:
     """How many chunks an object stores along each dimension, their boxes, and elements of each."""
     boxes = grid.chunks(index)
     return grid.stored_chunks(index), boxes, tuple([box.size for box in boxes])
+
+
+_chunks_of = lru_cache(maxsize=256)(_find_chunks)
+"""Of the latest objects with few chunks; the boxes of many would fill memory for good."""
+
+_FEW = 32
 
 
 class Chunks:
@@ -39,7 +45,8 @@ class Chunks:
         itemsize = dtypes.itemsize(dtype)
         raw, chunk_bytes = raw_dtype(itemsize), grid.chunk_bytes(itemsize)
         self._grid = grid
-        self._stored, self._boxes, sizes = _chunks_of(grid, index)
+        few = math.prod(grid.chunks_per_object) <= _FEW
+        self._stored, self._boxes, sizes = (_chunks_of if few else _find_chunks)(grid, index)
         self._missing = list(sizes)
         self._views = [
             buffer[at : at + chunk_bytes].view(raw).reshape(grid.chunk)

@@ -10,6 +10,7 @@ place from its end. It is checked on the raw bytes, before anything is parsed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
@@ -41,7 +42,7 @@ def canonical(value: object) -> bytes:
 def parse(raw: bytes, key: str) -> dict[str, Json]:
     """The JSON object in a document; CorruptError, naming `key`, where there is none."""
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant)
+        value = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{key} is not a JSON document: {error}") from None
     if not isinstance(value, dict):
@@ -129,6 +130,13 @@ def attributes_of(document: Mapping[str, Json], key: str, kind: str) -> dict[str
         found = mine.get("kind") if isinstance(mine, dict) else "no attributes of ucpstore"
         raise CorruptError(f"{key} should be a {kind} document of ucpstore, but has {found!r}")
     return {name: value for name, value in mine.items() if name not in ("kind", "crc32c")}
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is more than a number can be")
+    return value
 
 
 def _refuse_constant(text: str) -> float:

@@ -10,6 +10,7 @@ from ucpstore import catalog
 from ucpstore.arrays.metadata import Alike, ArrayMetadata, group_alike, parse
 from ucpstore.catalog import StepRef
 from ucpstore.describe import ArrayInfo
+from ucpstore.errors import CorruptError, FormatError
 from ucpstore.format import layout
 from ucpstore.format.documents import canonical
 from ucpstore.format.paths import segment_of
@@ -57,6 +58,10 @@ def read_step(
     if any(FOLDER in path for path in arrays):
 
         def fetch(path: str) -> bytes:
+            if path not in arrays:
+                raise CorruptError(
+                    f"{path}: the tree names a document whose array the metadata does not have"
+                )
             return catalog.read_bytes(storage, ref, path, parse(arrays[path], path))
 
         tree = _inlined(tree, items, fetch)
@@ -97,6 +102,10 @@ def _items(tree: Node) -> list[tuple[str, str, Node]]:
     """Name, path and node of every item."""
     pairs = pairs_of(tree)
     keys = dict.fromkeys(decode(key) for key, _ in pairs)
+    if len(keys) != len(pairs):
+        raise FormatError(
+            "the tree of the step has two items of one name; it was written by something else"
+        )
     return [
         (canonical(key_node).decode(), segment_of(key, keys), node)
         for key, (key_node, node) in zip(keys, pairs, strict=True)
