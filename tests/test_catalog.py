@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from services.faults import FaultyStorage
+from services.steps import saved
 
 from ucpstore import catalog
 from ucpstore.agree import group_of
@@ -15,18 +16,12 @@ from ucpstore.format import layout
 from ucpstore.format.documents import ROOT
 from ucpstore.loading import LoadRequest, load_state
 from ucpstore.options import Options
-from ucpstore.saving import SaveRequest, save_state
 from ucpstore.storage.memory import MemoryStorage
 
 
 def put(storage: MemoryStorage, step: int, *, overwrite: bool = False) -> None:
     state = {"m": {"w": torch.full((3,), float(step))}}
-    save_state(
-        storage,
-        group_of(None),
-        lambda: SaveRequest.checked(state, step, overwrite, None, (), None),
-        Options(),
-    )
+    saved(storage, state, step, overwrite=overwrite)
 
 
 @pytest.fixture
@@ -103,13 +98,7 @@ def test_an_array_of_bytes_comes_back_verified() -> None:
     storage = MemoryStorage()
     data = bytes(range(256)) * 10_000  # 2.4 MiB: several chunks, the last one padded
     state = {"m": {"large": data}}
-    save_state(
-        storage,
-        group_of(None),
-        lambda: SaveRequest.checked(state, 1, False, None, (), None),
-        Options(),
-    )
-    ref = catalog.find_step(storage, 1)
+    ref = saved(storage, state)
     arrays = catalog.read_items(storage, ref, catalog.item_entries(ref, {"m"}))
     ((path, document),) = arrays.items()
     metadata = parse(document, path)
@@ -128,13 +117,12 @@ def test_an_array_of_bytes_comes_back_verified() -> None:
 def test_a_load_reads_each_document_once() -> None:
     storage = FaultyStorage(MemoryStorage())
     state = {"m": {"w": torch.ones(3)}, "n": {"w": torch.ones(3)}, "epoch": 5}
-    group = group_of(None)
-    save_state(
-        storage, group, lambda: SaveRequest.checked(state, 1, False, None, (), None), Options()
-    )
+    saved(storage, state)
     storage.log.clear()
     target = {"m": {"w": torch.zeros(3)}, "epoch": 0}
-    load_state(storage, group, lambda: LoadRequest.checked(target, None, True, None), Options())
+    load_state(
+        storage, group_of(None), lambda: LoadRequest.checked(target, None, True, None), Options()
+    )
     assert target["epoch"] == 5
     # the record, the step group, the item that was asked for
     assert sorted(Counter(storage.keys("get")).values()) == [1, 1, 1]

@@ -15,4 +15,4 @@ def size(count: int) -> str:
 
 def rate(count: int, seconds: float) -> str:
     """Bytes by time: `512 B/s`, `1.2 GiB/s`."""
-    return f"{size(round(count / max(seconds, 1e-9)))}/s"
+    return f"{size(round(count / max(seconds, 1e-3)))}/s"

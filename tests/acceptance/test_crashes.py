@@ -334,19 +334,18 @@ def test_a_record_whose_folder_could_not_be_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer is read back, and its name made durable after all."""
-    from ucpstore.storage import files, local
-
     synced: list[str] = []
-    real = files.sync_folder
+    real = os.fsync
 
-    def sync(folder: str) -> None:
-        synced.append(folder)
-        if "commits/0" in folder and sum("commits/0" in each for each in synced) == 1:
-            raise OSError(errno.EIO, "injected")
-        real(folder)
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_dir():
+            synced.append(str(path))
+            if "commits/0" in str(path) and sum("commits/0" in each for each in synced) == 1:
+                raise OSError(errno.EIO, "injected")
+        real(descriptor)
 
-    for module in (files, local):  # what syncs several, and what syncs one
-        monkeypatch.setattr(module, "sync_folder", sync)
+    monkeypatch.setattr(os, "fsync", sync)
     store = CheckpointStore(tmp_path)
     store.save(state_of(AFTER), step=1)
     assert sum("commits/0" in each for each in synced) == 2

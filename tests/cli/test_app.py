@@ -426,7 +426,7 @@ def test_interrupted_while_it_reads(made: Path) -> None:
         "def slow(*_):\n"
         "    os.write(1, b'reading\\n')\n"
         "    time.sleep(1)\n"
-        "local._Reading.fill = slow\n"
+        "local._fill = slow\n"
         "from ucpstore.cli import main\n"
         "main()\n"
     )

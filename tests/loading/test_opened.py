@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from services.steps import saved
 
 from ucpstore import catalog
-from ucpstore.agree import group_of
 from ucpstore.errors import CorruptError, FormatError
 from ucpstore.format.record import CommitRecord, DocumentEntry
 from ucpstore.loading.opened import item_name, read_step
 from ucpstore.options import Options
-from ucpstore.saving import SaveRequest, save_state
 from ucpstore.storage.memory import MemoryStorage
 from ucpstore.tree import Node
 
@@ -20,14 +19,7 @@ from ucpstore.tree import Node
 def changed(tree: Node) -> tuple[MemoryStorage, catalog.StepRef]:
     """A step with a large leaf whose tree is another, under a record that vouches for it."""
     storage = MemoryStorage()
-    state = {"m": {"large": "x" * 100_000}}
-    save_state(
-        storage,
-        group_of(None),
-        lambda: SaveRequest.checked(state, 1, False, None, (), None),
-        Options(),
-    )
-    ref = catalog.find_step(storage, 1)
+    ref = saved(storage, {"m": {"large": "x" * 100_000}})
     key = f"{ref.path}/zarr.json"
     document = json.loads(storage.get(key))
     document["attributes"]["ucpstore"]["tree"] = tree

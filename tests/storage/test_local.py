@@ -203,6 +203,24 @@ def test_sync_syncs_each_file_and_folder_once_and_not_again(
     assert sorted(synced) == ["", "/steps", "/steps/2", "/steps/2/x", "/tags", "/tags/t"]
 
 
+def test_an_error_of_one_file_of_many_ends_the_sync(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        storage.put(f"a/{number}", b"")
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "13":
+            raise OSError(errno.EIO, "injected")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for _ in range(2):  # what was not synced is not forgotten
+        with pytest.raises(StorageError, match=r"cannot sync .*\(.*/a/13\)"):
+            storage.sync("a/")
+
+
 def test_what_was_deleted_needs_no_sync(storage: LocalStorage) -> None:
     for key in ("a/1", "a/2", "b/c/3"):
         storage.put(key, b"x")

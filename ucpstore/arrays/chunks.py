@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -18,16 +17,10 @@ from ucpstore.geometry.grid import Grid
 Bytes = npt.NDArray[np.uint8]
 
 
-def _find_chunks(grid: Grid, index: Index) -> tuple[Index, tuple[Box, ...], tuple[int, ...]]:
-    """How many chunks an object stores along each dimension, their boxes, and elements of each."""
-    boxes = grid.chunks(index)
-    return grid.stored_chunks(index), boxes, tuple([box.size for box in boxes])
-
-
-_chunks_of = lru_cache(maxsize=256)(_find_chunks)
-"""Of the latest objects with few chunks; the boxes of many would fill memory for good."""
-
-_FEW = 32
+@lru_cache(maxsize=8)  # small arrays alike come one after the other; boxes of many chunks are large
+def _chunks_of(grid: Grid, index: Index) -> tuple[Index, tuple[Box, ...]]:
+    """How many chunks an object stores along each dimension, and their boxes."""
+    return grid.stored_chunks(index), grid.chunks(index)
 
 
 class Chunks:
@@ -45,9 +38,8 @@ class Chunks:
         itemsize = dtypes.itemsize(dtype)
         raw, chunk_bytes = raw_dtype(itemsize), grid.chunk_bytes(itemsize)
         self._grid = grid
-        few = math.prod(grid.chunks_per_object) <= _FEW
-        self._stored, self._boxes, sizes = (_chunks_of if few else _find_chunks)(grid, index)
-        self._missing = list(sizes)
+        self._stored, self._boxes = _chunks_of(grid, index)
+        self._missing = [box.size for box in self._boxes]
         self._views = [
             buffer[at : at + chunk_bytes].view(raw).reshape(grid.chunk)
             for at in range(start, start + len(self._boxes) * stride, stride)

@@ -104,29 +104,15 @@ def _sync_file_range() -> Callable[..., int] | None:
 
 
 def sync_files(paths: Collection[str]) -> None:
-    """fsync all that are still there.
+    """fsync all that are still there, files or folders, whose names in them are durable then.
 
     They are opened again: the system tells an error of writing that nobody was told yet then too.
     """
-    _by_threads(_sync_file, paths)
-
-
-def sync_folders(folders: Collection[str]) -> None:
-    """fsync all that are still there; the names in them are durable then."""
-
-    def sync(folder: str) -> None:
-        with suppress(FileNotFoundError):  # pruned by another process
-            sync_folder(folder)
-
-    _by_threads(sync, folders)
-
-
-def _by_threads(action: Callable[[str], None], paths: Collection[str]) -> None:
     left = iter(paths)  # shared by all threads; a task for each path would cost more than its sync
 
     def work() -> None:
         for path in left:
-            action(path)
+            _sync_file(path)
 
     count = min(_SYNC_THREADS, len(paths))
     if count > 1:

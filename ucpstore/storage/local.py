@@ -17,7 +17,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ucpstore.errors import CorruptError, OutcomeUnknownError
@@ -46,7 +46,6 @@ from ucpstore.storage.files import (
     start_writing,
     sync_files,
     sync_folder,
-    sync_folders,
     write_all,
 )
 
@@ -132,8 +131,11 @@ class LocalStorage:
         with reading(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             return file.read()
 
-    def reading(self, key: str) -> AbstractContextManager[Fill]:
-        return _Reading(self._path(key))
+    @contextmanager
+    def reading(self, key: str) -> Iterator[Fill]:
+        path = self._path(key)
+        with reading(path) as descriptor:
+            yield lambda start, out: _fill(path, descriptor, start, out)
 
     def size(self, key: str) -> int:
         path = self._path(key)
@@ -215,7 +217,7 @@ class LocalStorage:
         folders = {each for folder in parents for each in self._chain(folder)}
         try:
             sync_files(chosen)
-            sync_folders(folders)
+            sync_files(folders)
         except OSError as error:
             self._unsynced.update(chosen)
             refuse("sync", below, error)
@@ -327,27 +329,13 @@ class LocalStorage:
                     refuse("sync", folder, error)
 
 
-class _Reading:
-    """A file, parts of which are read while it is open."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file = reading(path)
-
-    def __enter__(self) -> Fill:
-        self._descriptor = self._file.__enter__()
-        return self.fill
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._file.__exit__(kind, error, trace)
-
-    def fill(self, start: int, out: memoryview) -> None:
-        view, done = byte_view(out), 0
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], start + done)
-            if count == 0:
-                raise CorruptError(
-                    f"{self._path} is too short: expected {len(view)} bytes from byte {start} on, "
-                    f"found {done}. The object is damaged; load another step"
-                )
-            done += count
+def _fill(path: str, descriptor: int, start: int, out: memoryview) -> None:
+    view, done = byte_view(out), 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], start + done)
+        if count == 0:
+            raise CorruptError(
+                f"{path} is too short: expected {len(view)} bytes from byte {start} on, "
+                f"found {done}. The object is damaged; load another step"
+            )
+        done += count
