@@ -34,7 +34,7 @@ CACHED_REQUESTS = 8
 """At once, from memory."""
 
 ROUND_TRIP_REQUESTS = 16
-"""At once, from a server: 4 ranks loaded 9 to 17 % faster than with 8; 32 gave no more."""
+"""At once, from a server: a request takes long enough that 8 leave it waiting; 32 gave no more."""
 
 
 PROBE = ".tmp-writable"
